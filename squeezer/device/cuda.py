@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
+from ds_hooks.shared import memory_cap
 from ds_hooks.shared.device_uuid import read_device_uuid
 from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.layout import DeviceGate, Field
@@ -65,6 +66,8 @@ class CudaDevice:
         self._meters: tuple[str, Meters | None] = "", None
         self._mode_of: tuple[Meters | None, ComputeMode | None] = None, None
         self._visible = visible_device(environment, local_rank)
+        number = own_number(environment, local_rank)
+        self._named_cap = memory_cap.cap_bytes(environment.get(memory_cap.VARIABLE, ""), {str(number), self._visible})
         self._side_sees = ""
         self._server: mps.Server | None = None
         self._at_server = -1  # a main job that was found at a server, so its control program is not asked again
@@ -140,7 +143,10 @@ class CudaDevice:
         return found if verdict is None else [*found, "--queue-depth", str(verdict.queue_depth)]
 
     def environment(self, threads: int) -> dict[str, str]:
-        """No other device than the rank's, so that no context is made elsewhere; its MPS server, or none."""
+        """No other device than the rank's, so that no context is made elsewhere; its MPS server, or none.
+
+        A server also keeps the side task from taking the main job's memory, whatever its code does.
+        """
         count = str(threads)
         self._side_sees = named_device(self._words, self._nvml, self._visible) or self._visible
         found = {
@@ -153,8 +159,22 @@ class CudaDevice:
         if self._server is None:
             return {**found, mps.PIPE_VARIABLE: NO_MPS}
         found |= {mps.PIPE_VARIABLE: str(self._server.directory), "CUDA_MPS_CLIENT_PRIORITY": BELOW_NORMAL}
+        cap = self._cap_bytes()
+        if cap is not None:
+            found[memory_cap.VARIABLE] = memory_cap.cap_text(cap)
         percent = self._config.mps_thread_percent
         return found if percent is None else {**found, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(percent)}
+
+    def _cap_bytes(self) -> int | None:
+        """The most memory that the side task's process may ever hold, its context included; None: unknown.
+
+        It is its share or what the user has set for the rank, whichever is less; not what is free now, which a process
+        that has just ended may not have given back yet.
+        """
+        meters = self.meters()
+        memory = None if meters is None else meters.memory()
+        share = None if memory is None else int(self._config.memory_fraction * memory[0])
+        return min((cap for cap in (share, self._named_cap) if cap is not None), default=None)
 
     def stop(self, side: SideProcess) -> None:
         """Nothing: a stopped process's kernels would run on."""
@@ -243,8 +263,15 @@ def shut_to_others(mode: ComputeMode) -> str:
 
 def visible_device(environment: Mapping[str, str], local_rank: int) -> str:
     """What `CUDA_VISIBLE_DEVICES` calls the device of a rank; with a list of one for each rank, that one."""
-    named = environment.get("CUDA_VISIBLE_DEVICES", "")
-    devices = [name.strip() for name in named.split(",") if name.strip()]
-    if not devices:
-        return str(local_rank)
-    return devices[local_rank] if local_rank < len(devices) else devices[0]
+    devices = _visible_devices(environment)
+    return devices[own_number(environment, local_rank)] if devices else str(local_rank)
+
+
+def own_number(environment: Mapping[str, str], local_rank: int) -> int:
+    """The number by which the rank itself calls its device: among those that it sees."""
+    devices = _visible_devices(environment)
+    return local_rank if not devices or local_rank < len(devices) else 0
+
+
+def _visible_devices(environment: Mapping[str, str]) -> list[str]:
+    return [name.strip() for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]

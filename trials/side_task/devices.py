@@ -1,11 +1,13 @@
 """Where a side task computes: on the rank's cores, or on its CUDA device. The rest of the side task need not know."""
 
 import ctypes
+import os
 from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
+from ds_hooks.shared import memory_cap
 from ds_hooks.shared.cuda_driver import CONTEXT_BYTES, CudaDriver, DriverError
 from ds_hooks.shared.device_uuid import uuid_number
 from ds_hooks.shared.page.file import Page
@@ -119,11 +121,15 @@ class CudaSideDevice:
         properties = torch.cuda.get_device_properties(self._device)
         total = properties.total_memory
         self._uuid = uuid_number(getattr(properties, "uuid", None))
-        self._limit = int(memory_fraction * total) - CONTEXT_BYTES
+        share, what = int(memory_fraction * total), f"device.memory_fraction = {memory_fraction}"
+        named = os.environ.get(memory_cap.VARIABLE, "")
+        cap = memory_cap.cap_bytes(named, {"0"})
+        if cap is not None and (cap < share or total <= cap):  # a driver may call that the whole device
+            share, what = min(cap, total), f"{what}, capped by {memory_cap.VARIABLE}={named},"
+        self._limit = share - CONTEXT_BYTES
         if self._limit <= 0:
             raise SideDeviceError(
-                f"device.memory_fraction = {memory_fraction} is {memory_fraction * total / 2**20:.0f} MiB; "
-                f"a CUDA context alone takes {CONTEXT_BYTES >> 20} MiB"
+                f"{what} is {share / 2**20:.0f} MiB; a CUDA context alone takes {CONTEXT_BYTES >> 20} MiB"
             )
         torch.cuda.set_per_process_memory_fraction(self._limit / total, self._device)
         self._stream = torch.cuda.Stream(self._device, priority=0)

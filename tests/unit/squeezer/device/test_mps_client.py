@@ -10,15 +10,62 @@ from typing import Any
 
 import pytest
 
+from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import DeviceGate, Field
+from squeezer.calibration.verdict import VERSION, Verdict
 from squeezer.config import DeviceTable
 from squeezer.device import CannotShareError, CudaDevice, SideProcess, mps, sharing
 from squeezer.device.mps import server_of, terminate_client
 from tests.support.fake_mps import FakeMps
+from tests.support.fake_nvml import GPU, NUMBER, FakeNvml, nvml_of
 from tests.support.sandbox import is_alive, wait_for
 
 Run = Callable[..., subprocess.Popen[bytes]]
+CAP = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+SOUND = Verdict(True, "", 0, 0, 0, {}, version=VERSION)
+
+
+@pytest.fixture(autouse=True)
+def it_was_measured_with_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "verdict_of", lambda uuid, *, mps: SOUND if mps else None)
+
+
+@pytest.mark.parametrize(
+    ("share", "own", "cap"),
+    [
+        (0.25, "", "0=20000M"),
+        (0.5, "", "0=40000M"),
+        (0.25, "0=1G,1=2G,2=3G", "0=2048M"),  # this rank's device is the second
+        (0.25, "1=64G", "0=20000M"),
+        (0.25, "0=1G", "0=20000M"),
+        (0.25, f"{GPU}=1G", "0=1024M"),
+    ],
+)
+def test_the_driver_keeps_a_client_from_the_main_jobs_memory(
+    share: float, own: str, cap: str, control: FakeMps, run: Run, page: Page
+) -> None:
+    main = run(control.pipes)
+    control.serve(main.pid)
+    write_device_uuid(page.words, NUMBER)
+    rank = {"CUDA_VISIBLE_DEVICES": f"GPU-0,{GPU}", CAP: own}
+    device = CudaDevice(page.words, DeviceTable(memory_fraction=share), 1, rank, nvml_of(FakeNvml()))
+    assert CAP not in device.environment(1), "no server would know it"
+    device.prepare(main.pid)
+    page.words[Field.SIDE_LIMIT_BYTES] = 1  # as where the one before has not given its memory back yet
+    assert device.environment(1)[CAP] == cap
+
+
+def test_without_meters_a_client_has_the_users_own_limit_or_none(control: FakeMps, run: Run, page: Page) -> None:
+    main = run(control.pipes)
+    control.serve(main.pid)
+    fake = FakeNvml()
+    fake.refuses = {"nvmlInit": "LibraryNotFound"}
+    own: dict[str, str] = {CAP: "0=1G"}
+    for rank in ({}, own):
+        device = CudaDevice(page.words, DeviceTable(), 0, rank, nvml_of(fake))
+        device.prepare(main.pid)
+        assert device.environment(1).get(CAP) == ("0=1024M" if rank else None)
 
 
 def test_the_side_task_gets_the_main_jobs_server_at_a_low_priority(control: FakeMps, run: Run, page: Page) -> None:

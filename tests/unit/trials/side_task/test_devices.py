@@ -62,6 +62,31 @@ def test_a_share_that_holds_no_context_is_refused(cuda: list[tuple[Any, ...]]) -
         CudaSideDevice(0.005)
 
 
+@pytest.mark.parametrize(
+    ("total", "cap", "may_hold"),
+    [
+        (TOTAL_BYTES, "0=4G", 4 * GB),
+        (TOTAL_BYTES, "0=64G", 20 * GB),
+        (4 * GB, "0=4G", 4 * GB),
+        (3 * GB, "0=4G", 3 * GB),
+    ],
+)
+def test_its_allocator_stays_below_what_an_mps_server_allows(
+    total: int, cap: str, may_hold: int, cuda: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the driver calls that all there is: it is a share already."""
+    monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", cap)
+    properties = SimpleNamespace(total_memory=total, uuid=None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert CudaSideDevice(0.25)._limit == may_hold - CONTEXT_BYTES
+
+
+def test_a_cap_that_holds_no_context_is_named(cuda: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=512M")
+    with pytest.raises(SideDeviceError, match=r"0\.25, capped by CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=512M, is 512 MiB"):
+        CudaSideDevice(0.25)
+
+
 def test_without_a_device_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
