@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu_pipeline [--quick] [--rounds N] [--json FILE] [--one-gpu] [--device cpu]
 
-One run of `examples/pretrain.py`, started by `ds_squeeze` under an MPS server of its own, in rounds of five short
+First the devices are measured (`squeezer doctor --measure`), as without a verdict of its own nothing would be squeezed.
+Then one run of `examples/pretrain.py`, started by `ds_squeeze` under an MPS server of its own, in rounds of five short
 blocks of steps in random order:
 
     unhooked       the job alone: the hooks are taken off
@@ -67,6 +68,7 @@ JOB = {
     "cpu": ["--width", "64", "--layers", "2"],
 }
 READY_WITHIN_S, LOOK_EVERY_S, WRITE_EVERY_S = 300.0, 0.2, 5.0
+MEASURED_WITHIN_S = 240.0
 LIMIT_S = 1800.0
 NOTHING_MEASURED = 2
 
@@ -169,7 +171,8 @@ def _measure(options: argparse.Namespace, run: dict[str, Any]) -> None:
         records = (options.records or folder / "run").absolute()
         env = {**environment(folder / "pages"), **windows.environment(), "DS_ACCELERATOR": options.device}
         if options.device == "cuda":
-            env |= ends.enter_context(mps_server(folder))
+            env |= {**ends.enter_context(mps_server(folder)), "XDG_STATE_HOME": str(folder / "state")}
+            run["verdicts"] = measure_devices(env, 1 if options.one_gpu else RANKS)
         for rank in range(RANKS):
             step_word(folder, rank, create=True)
         _start_ungated(options, folder, env, ends)
@@ -199,6 +202,24 @@ def _measure(options: argparse.Namespace, run: dict[str, Any]) -> None:
         reported = [step.step for rank in load_run(records) for step in rank.step_times()]
         run["reported_steps"] = Counter(windows.locate(step).mode for step in reported)
         run["side"] = _side(records)
+
+
+def measure_devices(env: Mapping[str, str], count: int) -> list[list[str]]:
+    """Find out what the first devices allow, and keep it where `env` says; what the doctor says of each.
+
+    Raises:
+        RuntimeError: one cannot be measured.
+    """
+    said = []
+    for device in range(count):
+        command = [sys.executable, "-m", "squeezer", "doctor", "--measure", "--device", str(device)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=dict(env), capture_output=True, text=True, check=False, timeout=MEASURED_WITHIN_S
+        )
+        if done.returncode:
+            raise RuntimeError(f"device {device} cannot be measured: {done.stdout}{done.stderr}")
+        said.append(done.stdout.splitlines())
+    return said
 
 
 Processes = list["subprocess.Popen[bytes]"]

@@ -160,7 +160,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 def _doctor(parsed: argparse.Namespace) -> int:
     import os
 
-    from squeezer.doctor import main_doctor, main_fix_mps, main_measure
+    from squeezer.doctor import main_doctor, main_measure
+    from squeezer.fix_mps import main_fix_mps
 
     if parsed.measure:
         return main_measure(os.environ, parsed.device)

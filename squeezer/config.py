@@ -226,7 +226,7 @@ class DeviceTable(_Table):
 `$CUDA_VISIBLE_DEVICES` does not hide. If the job uses the other kind, the daemon says so and squeezes nothing"""
     memory_fraction: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.25
     """the side task's largest share of the GPU's memory, including its CUDA context (600 MiB); it limits how many \
-trials are fused"""
+trials are fused. With MPS and NVML the driver refuses the side task more"""
     reserve_mb: _NotNegative = 1024.0
     """MiB of the GPU that stay free for the main job, or 5% of the most that it has reserved, if that is more. If \
 less is free, the side task moves its state to the host's memory; if less than a quarter of it for three seconds, the \
@@ -234,8 +234,8 @@ daemon ends the side task (this needs NVML, the driver's library)"""
     mps: Literal["auto", True, False] = Field(default="auto", description='"auto", true or false')
     """whether the side task shares the GPU through the main job's MPS server, with a priority below normal. auto: if \
 the job is surely a client of a server of yours; true: it must be one, and where process ids cannot be compared, as in \
-containers, it is taken to be; false: never. Without MPS bubbles are only observed, unless a measurement found turns \
-to be sound on that device. **With MPS a fatal fault of the side task can end the main job**"""
+containers, it is taken to be; false: never. Bubbles are only observed where `squeezer doctor --measure` has not found \
+this sound on that device or, without MPS, turns. **With MPS a fatal fault of the side task can end the main job**"""
     mps_thread_percent: Annotated[int, Field(ge=1, le=100, description="a whole number from 1 to 100")] | None = Field(
         default=None, description="a whole number from 1 to 100"
     )

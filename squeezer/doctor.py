@@ -1,9 +1,6 @@
 """`squeezer doctor`: what this machine supports, which fallbacks it needs, and why."""
 
 import os
-import shlex
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -16,24 +13,13 @@ from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverE
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
 from ds_hooks.shared.page.layout import Field
 from squeezer.calibration.measure import MeasureError, measure
-from squeezer.calibration.mps_server import CONTROL
+from squeezer.calibration.verdict_store import driver_version, kept, state_file
 from squeezer.daemon.side_processes.control_group import make_side_group
 from squeezer.daemon.side_processes.parent_group import NoGroupError, cpu_group
 from squeezer.device.cuda import shut_to_others, visible_device
-from squeezer.device.mps import (
-    DEFAULT_DIRECTORY,
-    PIPE_VARIABLE,
-    MpsError,
-    Server,
-    directory_of,
-    has_control,
-    servers_at,
-)
+from squeezer.device.mps import MpsError, Server, directory_of, has_control, servers_at
 from squeezer.device.nvml import MIG, Meters, Nvml
 
-LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
-START_S = 20.0
-"""How long the control daemon may take to start."""
 MEMORY_BACKED = frozenset({"tmpfs", "ramfs", "hugetlbfs"})
 _ANY_BYTES = 1 << 50
 _SERVER = "nvidia-cuda-mps"  # as far as the kernel keeps the name of `nvidia-cuda-mps-server`
@@ -64,70 +50,6 @@ def main_doctor(device: int) -> int:
     for finding in findings:
         print(f"{finding.level.value:<8}{finding.what:<{width + 2}}{finding.text}")
     return int(any(finding.level is Level.PROBLEM for finding in findings))
-
-
-def main_fix_mps(environment: Mapping[str, str], run: bool) -> int:
-    """Print the commands that start an MPS server for this user, and execute them if asked to.
-
-    Args:
-        environment: whose directories are used, where it names some.
-        run: execute them, too.
-
-    Returns:
-        The exit status: 1 if that cannot work here, or did not.
-    """
-    if shutil.which(CONTROL, path=environment.get("PATH")) is None:
-        print(f"# {CONTROL} is not on PATH; it comes with NVIDIA's driver")
-        return 1
-    own = Path(environment.get(PIPE_VARIABLE) or f"{DEFAULT_DIRECTORY}-{os.getuid()}")
-    pipes = next(filter(_answers, (directory_of(environment), own)), None)
-    if pipes is not None:
-        print(f"# there is an MPS control daemon at {pipes}")
-    else:
-        pipes = own
-        logs = Path(environment.get(LOG_VARIABLE) or f"{pipes}-log")
-        commands = mps_commands(pipes, logs)
-        print("# starts an MPS server for you; to end it: echo quit | " + CONTROL)
-        print("\n".join(commands), flush=True)
-        if run and not _start(commands, pipes, environment):
-            return 1
-    print("# in the shell that starts the training job")
-    print(f"export {PIPE_VARIABLE}={shlex.quote(str(pipes))}")
-    return 0
-
-
-def _answers(pipes: Path) -> bool:
-    """Whether a control daemon is there."""
-    with suppress(MpsError):
-        servers_at(pipes)
-        return True
-    return False
-
-
-def mps_commands(pipes: Path, logs: Path) -> list[str]:
-    """The shell commands that start an MPS server with these directories."""
-    both = shlex.join([str(pipes), str(logs)])
-    return [
-        f"mkdir -p -m 700 {both}",
-        *(f"test -O {shlex.quote(str(each))}" for each in (pipes, logs)),  # nobody else's
-        f"export {PIPE_VARIABLE}={shlex.quote(str(pipes))} {LOG_VARIABLE}={shlex.quote(str(logs))}",
-        f"env -u CUDA_VISIBLE_DEVICES {CONTROL} -d",  # or clients would have to number devices anew
-    ]
-
-
-def _start(commands: list[str], pipes: Path, environment: Mapping[str, str]) -> bool:
-    """Execute them; returns whether there is a control daemon then."""
-    try:
-        subprocess.run(["sh", "-exc", "\n".join(commands)], check=True, env=dict(environment), timeout=START_S)
-        servers_at(pipes)
-    except subprocess.SubprocessError:
-        print("# a command failed, so there is no server")
-        return False
-    except MpsError as error:
-        print(f"# {error}")
-        return False
-    print("# done")
-    return True
 
 
 def main_measure(environment: Mapping[str, str], device: int, nvml: Nvml | None = None) -> int:
@@ -214,7 +136,32 @@ def _device(
     yield from metered or [_no_meters(nvml)]
     yield _words(driver)
     yield _mps(environment)
+    yield from _verdict(device, environment, nvml)
     yield from _variables(environment)
+
+
+def _verdict(device: int, environment: Mapping[str, str], nvml: Nvml) -> Iterator[Finding]:
+    """What was measured of the device, in the way in which a job from here would share it; nothing if it has no name.
+
+    Without a server, whoever has not measured it is told about MPS.
+    """
+    meters = nvml.open(visible_device(environment, device))
+    uuid = None if meters is None else meters.uuid()
+    has_server = has_control(directory_of(environment))
+    if uuid is None:
+        return
+    verdict, what = kept(uuid, driver_version(), mps=has_server, file=state_file(environment)), "measured"
+    way = "with MPS" if has_server else "without MPS"
+    if verdict is not None:
+        level = Level.OK if verdict.sound else Level.NOTE
+        yield Finding(level, what, f"{way}: {'sound' if verdict.sound else 'observe only'}, {verdict.reason}")
+    elif has_server:
+        yield Finding(
+            Level.NOTE,
+            what,
+            f"not yet {way} and this driver, so the bubbles of a job started here would only be observed. What to do, "
+            "while no job runs: squeezer doctor --measure",
+        )
 
 
 def _metered(device: int, environment: Mapping[str, str], nvml: Nvml) -> Iterator[Finding]:
@@ -360,8 +307,8 @@ def _mps(environment: Mapping[str, str]) -> Finding:
     return Finding(
         Level.NOTE,
         "MPS",
-        f"a control daemon at {directory}, {about}. Side tasks use it beside main jobs that do. A fatal fault of a "
-        f"side task ends the main job, too",
+        f"a control daemon at {directory}, {about}. Side tasks use it beside main jobs that do, on devices that were "
+        f"measured to allow it. A fatal fault of a side task ends the main job, too",
     )
 
 

@@ -41,21 +41,20 @@ def why_no_turns(uuid: str) -> str:
 
 
 def refuse_unsound(uuid: str) -> None:
-    """Refuse to share a device by MPS of which a measurement says that it is not sound.
+    """Refuse to share a device by MPS unless a measurement says that it is sound.
 
     Raises:
-        CannotShareError: a measurement says so.
+        CannotShareError: none says so.
     """
     verdict = verdict_of(uuid, mps=True)
     if verdict is None:
-        log.warning(
-            "this device was not measured with MPS and this driver: %s has no such verdict; run `squeezer doctor "
-            "--measure` while no job runs",
-            state_file(),
+        raise CannotShareError(
+            f"this device was not measured with MPS and this driver: {state_file()} has no such verdict, so bubbles "
+            "are only observed. What to do, while no job runs: squeezer doctor --measure"
         )
-    elif not verdict.sound:
+    if not verdict.sound:
         raise CannotShareError(f"by measurement with MPS, bubbles on this device are only observed: {verdict.reason}")
-    elif verdict.is_old:
+    if verdict.is_old:
         log.warning("%s", OLD)
 
 

@@ -32,14 +32,15 @@ def start_job(sandbox: Sandbox, pipes: Path) -> Job:
     return job
 
 
-def start_daemon(sandbox: Sandbox, job: Job, path: str, hold: Path, max_restarts: int = 0) -> Child:
-    """The daemon of one job, as its rank starts it."""
+def start_daemon(sandbox: Sandbox, job: Job, path: str, hold: Path, *ways: str, max_restarts: int = 0) -> Child:
+    """The daemon of one job, as its rank starts it; `ways` are those of `cuda_daemon`."""
     lines = ["[squeeze]", "alone_share = 0.0", "margin_ms = 3", "[guard]", "enabled = false"]
     lines += ["[side]", f'study = "{STUDIES / "tiny.py"}"', f"max_restarts = {max_restarts}"]
     lines += ["[device]", 'kind = "cuda"', "[run]", f'directory = "{sandbox.run}"', "calibrate_s = 0"]
     config = sandbox.files / "mps.toml"
     config.write_text("\n".join(lines))
-    command = ("-m", "tests.support.cuda_daemon", "--mps", "daemon", "--config", str(config), "--job-pid", str(job.pid))
+    command = ("-m", "tests.support.cuda_daemon", "--mps", *ways)
+    command += ("daemon", "--config", str(config), "--job-pid", str(job.pid))
     kernels = str(sandbox.files / "kernels.json")
     daemon: Child = sandbox.start(Child, *command, PATH=path, TINY_HOLD=str(hold), STREAM_KERNELS=kernels)
     wait_for(lambda: sandbox.word(Field.DAEMON_PID) or not is_alive(daemon.pid), "the daemon")
@@ -80,6 +81,24 @@ def test_without_a_server_bubbles_are_only_observed_and_everything_says_so(
     assert main(["report", str(sandbox.run)]) == 0
     text = "".join(capsys.readouterr().out.split())  # lines are wrapped
     assert "".join(f"not started: {refused['reason']}".split()) in text
+    assert main(["why", str(sandbox.run)]) == 0
+    assert f"not started (reason {refused['reason']})" in capsys.readouterr().out
+
+
+def test_a_device_that_was_not_measured_is_only_observed_though_there_is_a_server(
+    sandbox: Sandbox, control: FakeMps, hold: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = start_job(sandbox, control.pipes)
+    control.serve(job.pid)
+    daemon = start_daemon(sandbox, job, control.path, hold, "--unmeasured")
+    (refused,) = wait_for(lambda: sandbox.side("not_started"), "the reason")
+    job.beats(6)
+    assert job.finish() == 0
+    assert daemon.ended() == 0, daemon.said()
+    assert sandbox.side("started") == []
+    assert all(bubble["permit_until_ns"] is None for bubble in sandbox.events("bubble")), "none was opened"
+    assert "not measured with MPS" in refused["reason"] and "squeezer doctor --measure" in refused["reason"]
+    assert refused["reason"] in log_path(sandbox.run, 0).read_text()
     assert main(["why", str(sandbox.run)]) == 0
     assert f"not started (reason {refused['reason']})" in capsys.readouterr().out
 

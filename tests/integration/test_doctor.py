@@ -11,9 +11,10 @@ import pytest
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
-from squeezer import doctor
+from squeezer import doctor, fix_mps
 from squeezer.calibration import measure
-from squeezer.calibration.verdict_store import kept, state_file
+from squeezer.calibration.verdict import VERSION, Verdict
+from squeezer.calibration.verdict_store import keep, kept, state_file
 from squeezer.cli import main
 from squeezer.device import mps
 from squeezer.doctor import Finding, Level, examine, main_measure
@@ -98,7 +99,7 @@ def test_what_the_doctor_cannot_know_of_an_mps_server_it_says(
     assert "Cannot find MPS control daemon process" in text() and "--fix-mps" in text()
 
 
-def fix_mps(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, list[str]]:
+def fixed(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, list[str]]:
     return main(["doctor", "--fix-mps", *options]), capsys.readouterr().out.splitlines()
 
 
@@ -118,7 +119,7 @@ def no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_commands_that_start_a_server_are_printed_and_work(
     no_server: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, lines = fix_mps(capsys)
+    status, lines = fixed(capsys)
     assert status == 0 and not no_server.exists(), "printed only"
     assert lines[-1] == f"export CUDA_MPS_PIPE_DIRECTORY='{no_server}'"
     subprocess.run(["sh", "-ec", "\n".join(lines)], check=True)
@@ -127,10 +128,10 @@ def test_the_commands_that_start_a_server_are_printed_and_work(
 
 
 def test_the_commands_are_executed_on_demand_and_only_once(no_server: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status, lines = fix_mps(capsys, "--run")
+    status, lines = fixed(capsys, "--run")
     assert status == 0 and (no_server / "control").exists() and "# done" in lines
     (no_server.parent / "logs/control.log").unlink()
-    status, again = fix_mps(capsys, "--run")
+    status, again = fixed(capsys, "--run")
     assert status == 0 and again[-1] == lines[-1] and "there is an MPS control daemon" in again[0]
     assert not (no_server.parent / "logs/control.log").exists(), "not started anew"
 
@@ -139,11 +140,11 @@ def test_a_server_that_was_started_before_is_found_though_no_variable_names_it(
     no_server: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY")
-    for module in (mps, doctor):
+    for module in (mps, fix_mps):
         monkeypatch.setattr(module, "DEFAULT_DIRECTORY", str(no_server))
-    status, lines = fix_mps(capsys, "--run")
+    status, lines = fixed(capsys, "--run")
     assert status == 0 and lines[-1] == f"export CUDA_MPS_PIPE_DIRECTORY='{no_server}-{os.getuid()}'"
-    status, again = fix_mps(capsys, "--run")
+    status, again = fixed(capsys, "--run")
     assert status == 0 and again[-1] == lines[-1] and "there is an MPS control daemon" in again[0]
 
 
@@ -163,10 +164,10 @@ def test_what_keeps_a_server_from_starting_is_said(
     no_server: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_server.write_text("not a directory")
-    assert fix_mps(capsys, "--run")[0] == 1
+    assert fixed(capsys, "--run")[0] == 1
     with monkeypatch.context() as patch:
         patch.setenv("PATH", "/nowhere")
-        status, lines = fix_mps(capsys, "--run")
+        status, lines = fixed(capsys, "--run")
     assert status == 1 and "not on PATH" in lines[0] and len(lines) == 1
     with pytest.raises(SystemExit):
         main(["doctor", "--run"])
@@ -235,6 +236,23 @@ def test_a_verdict_that_the_daemon_would_not_find_is_said_not_to_be_kept(
     assert f"no verdict is kept: {way}" in said and "sound: " in said
 
 
+def test_what_was_measured_of_the_device_is_said_and_what_to_do_if_nothing_was(
+    driver: FakeDriver, control: FakeMps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "driver_version", lambda: "580.1")
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(control.pipes), "XDG_STATE_HOME": str(tmp_path)}
+    unknown = metered(driver, FakeNvml(), **environment)["measured"]
+    assert unknown.level is Level.NOTE and "only be observed" in unknown.text
+    assert "squeezer doctor --measure" in unknown.text
+    for sound, level in ((True, Level.OK), (False, Level.NOTE)):
+        verdict = Verdict(sound, "it was found", 0, 0, 0, {}, version=VERSION)
+        keep(GPU, "580.1", verdict, mps=True, file=state_file(environment))
+        found = metered(driver, FakeNvml(), **environment)["measured"]
+        assert found.level is level and "it was found" in found.text
+    without = {**environment, "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "none")}
+    assert "measured" not in metered(driver, FakeNvml(), **without), "the line on MPS says what to do"
+
+
 def metered(driver: FakeDriver, fake: FakeNvml, **environment: str) -> dict[str, Finding]:
     return {finding.what: finding for finding in examine(0, environment, lambda _: driver, nvml_of(fake))}
 
@@ -254,6 +272,14 @@ def test_a_devices_meters_say_what_it_is_and_who_else_is_on_it(driver: FakeDrive
     assert found["MIG"].text.startswith("the device is split")
     instance = metered(driver, FakeNvml(has_instance=True), CUDA_VISIBLE_DEVICES=INSTANCE)
     assert INSTANCE in instance["device meters"].text and instance["MIG"].level is Level.OK
+
+
+@pytest.mark.parametrize("error", ["NotSupported", "GpuIsLost"])
+def test_whichever_of_the_meters_fails_the_rest_is_said(error: str, driver: FakeDriver) -> None:
+    for call in FakeNvml()._answers:
+        fake = FakeNvml()
+        fake.refuses = {call: error}
+        assert {"device", "device meters", "bubble word", "MPS"} <= metered(driver, fake).keys(), call
 
 
 def test_an_mps_server_is_not_among_the_others_on_a_device(driver: FakeDriver, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu_pipeline import ARMS, WASH_OUT_STEPS, WINDOWS, lacking, summary
+from benchmarks.gpu_pipeline import ARMS, WASH_OUT_STEPS, WINDOWS, lacking, measure_devices, summary
 
 COSTS = {"hooks": 0.001, "squeezed": 0.01, "naive": 0.9, "low_priority": 0.3}
 
@@ -54,6 +54,12 @@ def test_all_that_is_missing_is_named(
     )
     lacks = "\n".join(lacking("cuda"))
     assert ("two GPUs" in lacks, "MPS" in lacks, "DeepSpeed" in lacks) == (gpus < 2, not has_mps, not has_deepspeed)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is measured there")
+def test_a_device_that_cannot_be_measured_ends_the_run_before_it_begins() -> None:
+    with pytest.raises(RuntimeError, match="device 0 cannot be measured: no verdict is kept: NVML cannot say"):
+        measure_devices({**os.environ, "CUDA_MPS_PIPE_DIRECTORY": "/nowhere"}, 1)
 
 
 @pytest.mark.parametrize("cores", [1, 2])

@@ -187,19 +187,30 @@ def test_turns_are_sound_where_they_were_measured_so_with_this_driver(
     assert (why_no_turns(GPU) == "") == (sound and driver == "580.1")
 
 
-def test_a_server_is_not_used_on_a_device_where_that_was_measured_to_delay_the_main_job(
+@pytest.mark.parametrize("mps_", [None, False])
+def test_a_server_is_not_used_on_a_device_that_was_not_measured_with_one(
+    mps_: bool | None,
     control: FakeMps,
     run: Run,
     device: CudaDevice,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
 ) -> None:
     main = run(control.pipes)
     control.serve(main.pid)
-    device.prepare(main.pid)
-    assert device.least_margin_ns() == 0, "nothing is known"
-    assert f"was not measured with MPS and this driver: {state_file()} has" in caplog.text
+    if mps_ is not None:
+        measured(monkeypatch, tmp_path, mps=mps_, sound=True)
+    with pytest.raises(CannotShareError, match=r"not measured with MPS.*doctor --measure") as e:
+        device.prepare(main.pid)
+    assert str(state_file()) in str(e.value) and not e.value.may_pass
+    assert device.least_margin_ns() == 0
+
+
+def test_a_server_is_not_used_on_a_device_where_that_was_measured_to_delay_the_main_job(
+    control: FakeMps, run: Run, device: CudaDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    main = run(control.pipes)
+    control.serve(main.pid)
     measured(monkeypatch, tmp_path, mps=True, sound=True, margin_ns=500_000)
     device.prepare(main.pid)
     assert device.least_margin_ns() == 500_000
