@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trials.fusion.errors import FuseError as FuseError
+from trials.pinned_memory import copied_to
 
 if TYPE_CHECKING:
     from trials.fusion.rows import Rows
@@ -286,5 +287,5 @@ def leading(values_K: list[float], like: Tensor, ndim: int) -> Tensor:
     if values_K.count(values_K[0]) == len(values_K):  # no copy from the host, which no CUDA graph can record
         made = torch.full((len(values_K),), values_K[0], dtype=like.dtype, device=like.device)
     else:
-        made = like.new_tensor(values_K)
+        made = copied_to(like.device, torch.tensor(values_K, dtype=like.dtype))
     return made.view(-1, *[1] * (ndim - 1))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trials.pinned_memory import copied_to
 from trials.training.inputs.batches import Reader
 from trials.training.member import Member
 from trials.training.progress import Progress
@@ -64,7 +65,7 @@ class Roster:
         if all(begun):
             self.sums_K = self.sums_K + own_K
         elif any(begun):
-            self.sums_K = own_K + torch.where(torch.tensor(begun, device=own_K.device), self.sums_K, 0.0)
+            self.sums_K = own_K + torch.where(copied_to(own_K.device, torch.tensor(begun)), self.sums_K, 0.0)
         else:
             self.sums_K = own_K
         for history in self.histories:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trials.fusion.own_code.streams import lent
 from trials.own_logger import own_logger
+from trials.pinned_memory import copied_to
 
 _THREADS = 256
 """In a block of PyTorch's kernel."""
@@ -130,7 +131,7 @@ def _states(generators: Sequence[torch.Generator], device: torch.device) -> Tens
     """Seeds and offsets on the device, ``[2, K]``."""
     seeds = [seed - 2**64 if (seed := each.initial_seed()) >= 2**63 else seed for each in generators]
     states = torch.tensor([seeds, [each.get_offset() for each in generators]])
-    return states.pin_memory().to(device, non_blocking=True)
+    return copied_to(device, states)
 
 
 def _launch(shape: Sequence[int], layout: Layout, states: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from trials.fusion import FuseError
+from trials.pinned_memory import in_pinned_memory
 from trials.study import Study
 from trials.training.inputs.batches_seen import BatchesSeen
 from trials.training.inputs.endless import with_an_end
 from trials.training.inputs.study_state import setting_nothing
-from trials.training.inputs.trees import as_plain, copied, examples, form, mapped, pinned, row_of, stacked, tensors
+from trials.training.inputs.trees import all_pinned, as_plain, copied, examples, form, mapped, row_of, stacked, tensors
 
 
 class SharedLoaderError(Exception):
@@ -46,7 +47,7 @@ class Pinned:
         """Pin each batch as it is read."""
         for batch in self.given:
             inputs, targets = as_batch(batch)
-            yield pinned(inputs), pinned(targets)
+            yield all_pinned(inputs), all_pinned(targets)
 
 
 class BatchCopy:
@@ -212,7 +213,9 @@ def rounds(
 
 
 def _copied(batch: Batch) -> Batch:
-    found: Batch = mapped(lambda tensor: tensor.clone().pin_memory() if tensor.is_pinned() else tensor.clone(), batch)
+    found: Batch = mapped(
+        lambda tensor: in_pinned_memory(tensor.clone()) if tensor.is_pinned() else tensor.clone(), batch
+    )
     return found
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from trials.fusion.errors import FuseError
+from trials.pinned_memory import in_pinned_memory
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
 
@@ -56,9 +57,9 @@ def row_of(tree: Any, row: int) -> Any:
     return mapped(lambda tensor: tensor[row], tree)
 
 
-def pinned(tree: Any) -> Any:
+def all_pinned(tree: Any) -> Any:
     """Return `tree` with its tensors in pinned memory, but for those on a device."""
-    return mapped(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor, tree)
+    return mapped(lambda tensor: in_pinned_memory(tensor) if tensor.device.type == "cpu" else tensor, tree)
 
 
 def form(tree: Any) -> Hashable:
@@ -90,7 +91,7 @@ def stacked(trees: Sequence[Any]) -> Any:
 
 def _stack(given: Sequence[Tensor]) -> Tensor:
     made = torch.stack(tuple(given))
-    return made.pin_memory() if given[0].is_pinned() else made
+    return in_pinned_memory(made) if given[0].is_pinned() else made
 
 
 def examples(inputs: Any, targets: Any, per_trial: bool = False) -> int:
