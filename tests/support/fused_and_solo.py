@@ -203,7 +203,7 @@ def same_bits(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same_bits(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(same_bits(a, b) for a, b in zip(one, other, strict=True))
-    return bool(one == other)
+    return bool(one == other or (one != one and other != other))
 
 
 def assert_same_trial(group: TrialGroup, row: int, solo: Solo) -> None:

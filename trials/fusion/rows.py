@@ -114,6 +114,17 @@ class Rows:
         for name, tensor in self.buffers.items():
             tensor[rows] = self._noted[name][rows]
 
+    def put_back_all_but(self, alive_K: Tensor) -> None:
+        """The same for the trials that are not in ``alive_K`` (``[K]``, bool), with few operations and no read."""
+        alike: dict[torch.dtype, list[str]] = {}
+        for name, tensor in self.buffers.items():
+            alike.setdefault(tensor.dtype, []).append(name)
+        for names in alike.values():
+            own = [self.buffers[name] for name in names]
+            new, old = (torch.cat([_matrix(t) for t in each], 1) for each in (own, [self._noted[n] for n in names]))
+            kept = torch.where(alive_K[:, None], new, old).split([_matrix(t).shape[1] for t in own], 1)
+            torch._foreach_copy_(own, [part.reshape(t.shape) for part, t in zip(kept, own, strict=True)])
+
     @property
     def row_bytes(self) -> int:
         """The memory of one trial's tensors, without what is held once."""
@@ -295,6 +306,10 @@ def _parameter(data: Tensor, requires_grad: bool) -> nn.Parameter:
 
 def _facts(tensor: Tensor | None) -> object:
     return None if tensor is None else (tensor.shape, tensor.dtype, tensor.device)
+
+
+def _matrix(tensor: Tensor) -> Tensor:
+    return tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None]
 
 
 def _shape(tensor: Tensor | None) -> str:

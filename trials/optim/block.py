@@ -47,7 +47,7 @@ class Block:
         columns: how many weights a trial has in it; 0 where the rule is not elementwise.
         by_row: whether it is updated trial by trial, by a kernel that passes over the memory once.
         waits: whether the parameters have no gradient in the step under way.
-        skip: the rows that stay as they are in the step under way.
+        skip: the rows that stay as they are in the step under way; others may by `Gradients.alive_K`.
         table: the coefficients of the step under way, ``[n, K, ...]``, or, by row, nothing.
         coefficients: their names.
         numbers_K: by row, each trial's hyperparameters.
@@ -145,7 +145,7 @@ class Block:
         return self._single_pass is None and not self.skip
 
     def step(self, piece: Piece, scratch: Tensor, change: Gradients | None, again: Callable[[], None]) -> None:
-        """Update a piece of the parameters of all trials but those in `self.skip`.
+        """Update a piece of the parameters of all trials but those in `self.skip`, and those that `change` keeps.
 
         Args:
             piece: which one; blocks of several parameters have one only.
@@ -155,6 +155,7 @@ class Block:
         """
         gradients, skip = [p.grad for p in self._parameters if p.grad is not None], self.skip
         if self.by_row:
+            assert change is None or change.alive_K is None  # who has such kernels waits for no value
             self._step_rows(piece, gradients, change, skip, again)
             return
         if self._apart:
@@ -186,9 +187,12 @@ class Block:
             g = [change.apply(own) for own in g]
         if self.rule.maximize:
             g = [own.neg() for own in g]
-        kept = [(t, t[skip]) for own in (p, *s.values()) for t in own] if skip else ()
+        alive_K, changed = None if change is None else change.alive_K, [t for own in (p, *s.values()) for t in own]
+        kept = [(t, t[skip]) for t in changed] if skip else ()
+        before = [] if alive_K is None else [t.clone() for t in changed]
         # trials that stay as they are must not decide how the others are computed
-        steps = set(np.delete(self.counts["step"], skip).tolist()) if self._single_pass and piece[1] == 1 else set()
+        is_whole = self._single_pass is not None and piece[1] == 1
+        steps = set(np.delete(self.counts["step"], skip).tolist()) if is_whole else set()
         if self._single_pass is not None and len(steps) == 1 and self.common.keys() >= self._single_pass.shared:
             step = torch.tensor(steps.pop(), dtype=torch.float32)
             self._single_pass.update_common(p, g, s, self._vectors, self.common, step, work)
@@ -197,6 +201,9 @@ class Block:
                 self.rule.update(own, gradient, {kind: t[index] for kind, t in s.items()}, self._vectors, *rest)
         for tensor, rows in kept:
             tensor[skip] = rows
+        if alive_K is not None:
+            for tensor, own in zip(changed, before, strict=True):
+                torch.where(alive_K.view(-1, *[1] * (tensor.ndim - 1)), tensor, own, out=tensor)
 
     def _step_rows(
         self,
@@ -298,6 +305,31 @@ def change_each(tables: Tables, change: Callable[[str, str, Tensor], Tensor]) ->
         name = next(iter(tables))
         kinds = tables.pop(name)
         made[name] = {kind: change(name, kind, kinds.pop(kind)) for kind in tuple(kinds)}
+    return made
+
+
+def first_state(rule: Rule, parameter: Tensor, states: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Tensor], Counts]:
+    """One parameter's state for all trials, from their ordinary ones."""
+    tensors = {}
+    for kind in rule.kinds:
+        tensors[kind] = parameter.detach().new_zeros((len(states), *parameter.shape[1:]))
+        for row, state in zip(tensors[kind], states, strict=True):
+            if (given := state.get(kind)) is not None:
+                row.copy_(given.detach())
+    numbers = [rule.start(state, parameter) for state in states]
+    return tensors, {name: np.array([own[name] for own in numbers]) for name in rule.counts}
+
+
+def counts_of(counts: Mapping[str, Counts], rows: Sequence[int]) -> dict[str, Counts]:
+    """The counts of each parameter for the trials in `rows`."""
+    return {name: {kind: values[rows] for kind, values in own.items()} for name, own in counts.items()}
+
+
+def with_row(counts: Counts, row: int, like: Counts) -> Counts:
+    """A copy of `counts` in which the trial in `row` has those in `like`."""
+    made = {kind: values.copy() for kind, values in counts.items()}
+    for kind, values in made.items():
+        values[row] = like[kind][row]
     return made
 
 

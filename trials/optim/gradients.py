@@ -1,7 +1,7 @@
-"""Changes each trial's gradients before its step: undoes loss scaling, and clips."""
+"""Changes each trial's gradients before its step: undoes loss scaling, and clips; or lets a trial take no step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,10 +11,14 @@ from trials.shrinking.rules import Multipliers
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Gradients are limited to ``±limit_K``, if given, and then multiplied by ``factor_K``, both ``[K]``."""
+    """Gradients are limited to ``±limit_K``, if given, and then multiplied by ``factor_K``, both ``[K]``.
+
+    With ``alive_K`` (``[K]``, bool), a trial whose entry is False takes no step. So only the device need know which.
+    """
 
     factor_K: Tensor | None = None
     limit_K: Tensor | None = None
+    alive_K: Tensor | None = None
 
     def apply(self, gradient: Tensor) -> Tensor:
         """The changed gradient, ``[K, *shape]`` like the given one."""
@@ -27,13 +31,11 @@ class Gradients:
         """The same for a parameter with these multipliers."""
         if self.limit_K is None or scales.clip_value == 1:
             return self
-        return Gradients(self.factor_K, self.limit_K * scales.clip_value)
+        return replace(self, limit_K=self.limit_K * scales.clip_value)
 
     def of(self, rows: slice) -> "Gradients":
         """The same for the trials in `rows` alone."""
-        return Gradients(
-            None if self.factor_K is None else self.factor_K[rows], None if self.limit_K is None else self.limit_K[rows]
-        )
+        return Gradients(*(None if own is None else own[rows] for own in (self.factor_K, self.limit_K, self.alive_K)))
 
 
 def norms_K(gradients: Sequence[Tensor], change: Gradients, scales: Sequence[Multipliers] = ()) -> Tensor:

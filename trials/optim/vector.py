@@ -13,7 +13,7 @@ from torch import Tensor
 from trials.fusion.errors import FuseError
 from trials.fusion.row_moves import joined, parted, taken
 from trials.fusion.rows import Rows, ask_no_gate
-from trials.optim.block import Block, Counts, Piece, Tables, change_each
+from trials.optim.block import Block, Counts, Piece, Tables, change_each, counts_of, first_state, with_row
 from trials.optim.duplicate import plain_groups, stand_in
 from trials.optim.facts import Names, rule_of
 from trials.optim.fused import OTHER_STATE, OTHER_WAYS, FusedOptimizer, other_parameters
@@ -21,6 +21,7 @@ from trials.optim.gradients import Gradients
 from trials.optim.optimizer_state import OptimizerState, Ordinary
 from trials.optim.packed import Unread
 from trials.optim.registry import Group, Rule, SinglePass, by_trial, common_of, numbers_of, scaled_numbers
+from trials.pinned_memory import copied_to
 from trials.shrinking.rules import NONE, Multipliers
 
 UNIT_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 22}
@@ -70,7 +71,7 @@ class VectorOptimizer(FusedOptimizer):
         counts: dict[str, Counts] = {}
         for name, states in given.items():
             if name not in self._idle:
-                tables[name], counts[name] = self._initial(self._rule(name), rows.parameters[name], states)
+                tables[name], counts[name] = first_state(self._rule(name), rows.parameters[name], states)
         self._pack(tables, counts)
 
     def changed(self) -> None:
@@ -99,7 +100,7 @@ class VectorOptimizer(FusedOptimizer):
         if self._numbers is None or self._live:
             self._read()
             if self._agree() != self._alike:
-                self._pack(self._tables(), self._counts())
+                self._pack(self._tables(), self.counts())
         absent = self._rows.absent()
         for blocks in self._entries:
             if any(block.is_torn(absent) for block in blocks):
@@ -126,7 +127,7 @@ class VectorOptimizer(FusedOptimizer):
         """See `FusedOptimizer`."""
         devices = {name: p.device for name, p in self._rows.parameters.items()}
         tables = {name: {kind: t.to(devices[name]) for kind, t in own.items()} for name, own in self._tables().items()}
-        self._pack(tables, self._counts())
+        self._pack(tables, self.counts())
 
     def check_movable(self) -> None:
         """See `FusedOptimizer`; blocks let go of theirs."""
@@ -140,13 +141,13 @@ class VectorOptimizer(FusedOptimizer):
     def take(self, rows: Sequence[int]) -> None:
         """See `FusedOptimizer`."""
         super().take(rows)
-        index, counts = list(rows), self._counts()
-        self._pack(change_each(self._released(), lambda name, kind, t: taken(t, index)), _counts_of(counts, index))
+        index, counts = list(rows), self.counts()
+        self._pack(change_each(self._released(), lambda name, kind, t: taken(t, index)), counts_of(counts, index))
 
     def move(self, rows: Sequence[int], to: FusedOptimizer) -> None:
         """See `FusedOptimizer`."""
         assert isinstance(to, VectorOptimizer)  # of the same structure
-        index, counts, most = list(rows), self._counts(), self._rows.row_bytes
+        index, counts, most = list(rows), self.counts(), self._rows.row_bytes
         stay = [row for row in range(self.size) if row not in index]
         super().move(rows, to)
         to._idle = set(self._idle)
@@ -158,8 +159,8 @@ class VectorOptimizer(FusedOptimizer):
             left, theirs[name][kind] = parted(tensor, stay, index, most)
             return left
 
-        self._pack(change_each(tables, part), _counts_of(counts, stay))
-        to._pack(theirs, _counts_of(counts, index))
+        self._pack(change_each(tables, part), counts_of(counts, stay))
+        to._pack(theirs, counts_of(counts, index))
 
     def append(self, other: FusedOptimizer) -> None:
         """See `FusedOptimizer`."""
@@ -183,7 +184,7 @@ class VectorOptimizer(FusedOptimizer):
         return {
             "groups": [self._groups(row) for row in range(self.size)],
             "state": {name: {kind: t.clone() for kind, t in kinds.items()} for name, kinds in self._tables().items()},
-            "counts": {name: {kind: c.tolist() for kind, c in own.items()} for name, own in self._counts().items()},
+            "counts": {name: {kind: c.tolist() for kind, c in own.items()} for name, own in self.counts().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -221,7 +222,7 @@ class VectorOptimizer(FusedOptimizer):
             holder.param_groups = plain_groups(groups)
 
     def _state(self, row: int) -> dict[int, dict[str, Any]]:
-        tables, counts = self._tables(), self._counts()
+        tables, counts = self._tables(), self.counts()
         made = {}
         for position, name in enumerate(self._order):
             if name in self._idle:
@@ -245,11 +246,11 @@ class VectorOptimizer(FusedOptimizer):
 
     def _of_all_but(self, idle: set[str]) -> tuple[Tables, dict[str, Counts]]:
         """The state of all parameters but those in `idle`, as `_released` gives it. What has had none begins."""
-        counts = self._counts()
+        counts = self.counts()
         tables = self._released()
         for name in self._idle - idle:
             like = self._rows.parameters[name]
-            tables[name], counts[name] = self._initial(self._rule(name), like, [{} for _ in range(self.size)])
+            tables[name], counts[name] = first_state(self._rule(name), like, [{} for _ in range(self.size)])
         return tables, counts
 
     def _plan(self) -> None:
@@ -279,19 +280,6 @@ class VectorOptimizer(FusedOptimizer):
             pieces = 1 if whole else max(-(-size // most), 1)
             self._work += [(entry, (number, pieces)) for number in range(pieces)]
         self.units = [f"optimizer step#{i + 1}" if i else "optimizer step" for i in range(len(self._work))]
-
-    def _initial(
-        self, rule: Rule, parameter: Tensor, states: Sequence[Mapping[str, Any]]
-    ) -> tuple[dict[str, Tensor], Counts]:
-        """One parameter's state for all trials, from their ordinary ones."""
-        tensors = {}
-        for kind in rule.kinds:
-            tensors[kind] = parameter.detach().new_zeros((len(states), *parameter.shape[1:]))
-            for row, state in zip(tensors[kind], states, strict=True):
-                if (given := state.get(kind)) is not None:
-                    row.copy_(given.detach())
-        numbers = [rule.start(state, parameter) for state in states]
-        return tensors, {name: np.array([own[name] for own in numbers]) for name in rule.counts}
 
     def _pack(self, tables: Tables, counts: Mapping[str, Counts]) -> None:
         """Make the blocks: in an entry, parameters whose counts are equal go together. `tables` are used up."""
@@ -381,7 +369,7 @@ class VectorOptimizer(FusedOptimizer):
         shape = after["step"].shape
         table = np.stack([np.broadcast_to(values, shape) for values in made.values()], 1)
         axes = [1] * (1 if rule.elementwise else like.ndim - 1)
-        tables = torch.from_numpy(table).to(like.device, like.dtype).view(*table.shape, *axes)
+        tables = copied_to(like.device, torch.from_numpy(table).to(like.dtype)).view(*table.shape, *axes)
         if len(self._foreseen) > 16 * MOST_AHEAD:
             self._foreseen.clear()
         for before, then, vectors in zip(path, path[1:], tables, strict=False):
@@ -392,9 +380,15 @@ class VectorOptimizer(FusedOptimizer):
         """The state by parameter and kind, each ``[K, *shape]``."""
         return {name: kinds for blocks in self._entries for b in blocks for name, kinds in b.tables().items()}
 
-    def _counts(self) -> dict[str, Counts]:
+    def counts(self) -> dict[str, Counts]:
+        """The numbers of each parameter's state. Nothing changes them in place."""
         return {name: block.counts for blocks in self._entries for block in blocks for name in block.names}
 
-
-def _counts_of(counts: Mapping[str, Counts], rows: Sequence[int]) -> dict[str, Counts]:
-    return {name: {kind: values[rows] for kind, values in own.items()} for name, own in counts.items()}
+    def put_back(self, row: int, counts: Mapping[str, Counts]) -> None:
+        """Let the trial in `row`, whose tensors have stayed as they were, have the numbers in `counts` again."""
+        now = {name: with_row(own, row, counts[name]) for name, own in self.counts().items()}
+        for block in [block for blocks in self._entries for block in blocks]:
+            if len({block.key_at(now[name]) for name in block.names}) > 1:  # they came together since
+                self._pack(self._tables(), now)
+                return
+            block.counts = now[block.names[0]]

@@ -25,7 +25,7 @@ from trials.training.inputs.batches import BatchCopy, Reader, fuse_batches, part
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, restored
 from trials.training.phase import Phase
-from trials.training.progress import Control, step_on_scores, step_schedulers, wait_for_score
+from trials.training.progress import step_on_scores, step_schedulers, wait_for_score
 from trials.training.roster import Roster
 from trials.training.scores.objectives import Score
 from trials.training.scores.scalars import scalars_of
@@ -82,7 +82,7 @@ class TrialGroup(ScoredGroup):
         self._roster = Roster.of(members, progress, like=torch.empty(0, dtype=torch.float64))
         phases = by_phase(members[0].optimizer)
         self._phases = [Phase(name, self._fused, self._optimizers[name], self._units) for name in phases]
-        self._control = Control(progress, self._device)
+        self._control = self._new_control()
         self._scalars = scalars_of(self._study, self._way)
         self._number_units(models[0])
         self.unproven = set(MODES)
@@ -110,6 +110,7 @@ class TrialGroup(ScoredGroup):
             targets: likewise.
             per_trial: whether each trial has a batch of its own.
         """
+        self._learn_in_time()
         self._follow()
         for phase in self._phases:
             phase.before_training()
@@ -144,14 +145,14 @@ class TrialGroup(ScoredGroup):
     def _is_static(self) -> bool:
         """Whether steps on batches like the last one queue the same operations: a CUDA graph may stand for them.
 
-        With a scaler, or trials that are lost, the total depends on numbers of the host's. A graph's gradients are the
+        With a scaler, or trials that the host skips, it depends on numbers of the host's. A graph's gradients are the
         same tensors each time.
         """
         if not (can_capture(self._device) and self._study.cuda_graphs and len(self._phases) == 1):
             return False
         if self._phases[0].optimizer.may_keep_gradients:
             return False
-        if self._control.scales or self._control.lost or self._fused.rows.once:
+        if not self._control.is_static or self._fused.rows.once:
             return False
         return self._scalars["loss"].is_static and self._phases[0].has_static_forward
 
@@ -162,6 +163,7 @@ class TrialGroup(ScoredGroup):
             The trials' scores if some scheduler acts on them, else None.
         """
         self._units.settle()  # the sums of the losses are read
+        self._control.learn()
         self._roster.end_epoch()
         self.unproven = set(MODES)
         if self._study.scheduler_every == "epoch":
@@ -173,13 +175,10 @@ class TrialGroup(ScoredGroup):
         self._optimizers.changed()
         return scores
 
-    def set_lr(self, row: int, value: float, group: int | None = None) -> None:
-        """Set the learning rate of the trial in `row`, in one of its optimizer's param groups or in all."""
-        self._optimizers.set_lr(row, value, group)
-
     def keep(self, rows: Sequence[int]) -> None:
         """Keep only the trials in `rows`, in that order, with all their state. Without any, the group is over."""
         self._check_rows(rows, "kept")
+        self._learn()
         self._optimizers.let_go()
         self._fused.rows.take(rows)
         self._optimizers.take(rows)
@@ -194,6 +193,7 @@ class TrialGroup(ScoredGroup):
         """
         if not trials:
             return
+        self._learn()
         self._follow()
         members = revived(self._study, trials, self._way)
         for member in members:
@@ -216,6 +216,7 @@ class TrialGroup(ScoredGroup):
             FuseError: they differ from these in structure, or in what `Study.shared` names.
         """
         for group in (self, other):
+            group._learn()
             group._follow()
         self._check(_without_devices(other._facts), _without_devices(self._facts), other._first_number)
         if not other.size:
@@ -238,6 +239,7 @@ class TrialGroup(ScoredGroup):
         self._check_rows(rows, "split off")
         if not rows:
             raise ValueError("rows [] cannot be split off; allowed: at least one")
+        self._learn()
         self._follow()
         other, everyone = self._like(rows[0]), replace(self._roster)
         try:
@@ -264,6 +266,7 @@ class TrialGroup(ScoredGroup):
             FuseError: an optimizer keeps views of its parameters.
         """
         self._optimizers.check_movable()
+        self._learn()
         self._device = torch.device(device)
         self._fused.rows.to(self._device)
         self._optimizers.moved()
@@ -272,6 +275,7 @@ class TrialGroup(ScoredGroup):
 
     def saved(self) -> Callable[[], None]:
         """Return a function that puts all trials back to their present state."""
+        self._learn()
         rows, roster = self._fused.rows.state_dict(), self._roster.state_dict()
         return partial(self._put_back, rows, self._optimizers.saved(), roster)
 
@@ -320,10 +324,6 @@ class TrialGroup(ScoredGroup):
         self._roster = Roster.restored(roster, progress, self._device)
         self._changed()
 
-    def ways(self) -> list[tuple[str, str]]:
-        """Return each layer's name, and how its training forward is computed. Known after the first step."""
-        return list(dict.fromkeys(pair for phase in self._fused.phases.values() for pair in phase.ways()))
-
     def graphs_ns(self) -> list[float]:
         """Return the device time of each CUDA graph that stands for steps."""
         return [cost_ns for phase in self._phases for cost_ns in phase.captured.costs_ns()]
@@ -337,7 +337,7 @@ class TrialGroup(ScoredGroup):
         self.metrics = []
         for phase in self._phases:
             phase.captured.forget()
-        self._control = Control(self._roster.progress, self._device)
+        self._control = self._new_control()
         if self._control.touches:
             self._units.number("gradients")
         if self.size:

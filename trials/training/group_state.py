@@ -10,11 +10,15 @@ from torch import Tensor
 from trials.fusion import Fused
 from trials.fusion.graph.trace import FORWARD
 from trials.fusion.units import Units
+from trials.gate.base import HOST_UNIT
 from trials.optim.several import Optimizers
+from trials.optim.vector import VectorOptimizer
 from trials.study import Study
+from trials.training.alive import STEPS_AT_MOST, decides_on_device
 from trials.training.audits.compare import is_continuous
 from trials.training.audits.record import SCALE, STREAM, Record
 from trials.training.inputs.batches import Reader
+from trials.training.progress import Control
 from trials.training.roster import Roster
 from trials.training.scores.objectives import Score
 from trials.training.trial_state import TrialState
@@ -28,6 +32,7 @@ class GroupState:
     _fused: Fused
     _optimizers: Optimizers
     _roster: Roster
+    _control: Control
     _device: torch.device
     _saved_names: list[str]
     metrics: list[dict[str, float]]
@@ -71,10 +76,32 @@ class GroupState:
 
         Weights, buffers and optimizers of the others stay as before the step that lost them.
         """
+        self._learn()
         return torch.tensor([not trial.lost for trial in self._roster.progress], dtype=torch.bool)
+
+    def _learn(self, *, after: int = 1) -> None:
+        """Learn which trials the device has found lost, after so many steps at least.
+
+        Who reads or changes what the host knows of the trials calls it first. Host work may follow.
+        """
+        if self._control.alive is not None and len(self._control.alive) >= after:
+            self._units.settle()
+            self._control.learn()
+            self._units.enter(HOST_UNIT)
+
+    def _learn_in_time(self) -> None:
+        """The same before a step, now and then."""
+        self._learn(after=STEPS_AT_MOST)
+
+    def _new_control(self) -> Control:
+        """For the trials as they are now."""
+        by_vectors = all(isinstance(optimizer, VectorOptimizer) for optimizer in self._optimizers)
+        on_device = by_vectors and decides_on_device(self._device)
+        return Control(self._roster.progress, self._device, decides_on_device=on_device)
 
     def extract(self, row: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the trial in `row` as the user knows it: its module's `state_dict`, and its optimizer's."""
+        self._learn()
         rows = self._fused.rows
         model = {name: rows.require("", name)[row].detach().clone() for name in self._saved_names}
         return model, self._optimizers.extract(row)
@@ -86,10 +113,12 @@ class GroupState:
             ``schedulers`` and ``scaler``, each as its own `state_dict`; ``lost``, whether a loss was not finite; and
             ``rng_state``, where its random stream continues.
         """
+        self._learn()
         return {**self._roster.progress[row].state_dict(), "rng_state": self._fused.rows.generators[row].get_state()}
 
     def sound(self) -> list[int]:
         """Return the rows of trials whose losses have all been finite."""
+        self._learn()
         return [row for row, trial in enumerate(self._roster.progress) if not trial.lost]
 
     def export(self, row: int, mark: str = "") -> TrialState:
@@ -101,6 +130,7 @@ class GroupState:
             row: the trial's.
             mark: of what it has trained on in the epoch under way, see `BatchesSeen`.
         """
+        self._learn()
         history = self._roster.history(row)
         if history["steps"]:
             history["mark"] = mark
@@ -124,6 +154,14 @@ class GroupState:
             stream=rows.generators[row].get_state(),
             history=history,
         )
+
+    def set_lr(self, row: int, value: float, group: int | None = None) -> None:
+        """Set the learning rate of the trial in `row`, in one of its optimizer's param groups or in all."""
+        self._optimizers.set_lr(row, value, group)
+
+    def ways(self) -> list[tuple[str, str]]:
+        """Return each layer's name, and how its training forward is computed. Known after the first step."""
+        return list(dict.fromkeys(pair for phase in self._fused.phases.values() for pair in phase.ways()))
 
     def note_scores(self, scores: Sequence[Score]) -> None:
         """Keep the trials' scores, one per row, and their metrics of the same evaluation."""
@@ -157,6 +195,7 @@ class GroupState:
             yield
         finally:
             self._units.watch = None
+        self._learn()
         row, rows = record.row, self._fused.rows
         after = {**rows.parameters, **rows.buffers}
         record.phase = ""

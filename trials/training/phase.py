@@ -102,20 +102,29 @@ class Phase:
         if record is not None:
             record.phase = prefix
             record.gradients([(name, p.grad) for name, p in rows.parameters.items()], per_trial=True)
-        self._units.settle()
-        control.watch(losses_K, sum(totals[1:], totals[0]).item())
-        if control.lost:
-            rows.put_back(control.lost)
-        latest = None if captured is None or control.lost else captured.latest
+        self._watch(control, losses_K, totals)
+        latest = captured.latest if captured is not None and control.is_static else None
         if latest is not None and self._steps.takes(latest):
             self._steps.run(latest, self._enter_step, lambda: self._changed(control), control)
             return losses_K
-        gradients, skip = None, control.lost
+        gradients, skip = control.unchanged, control.skipped
         if control.touches:
             self._units.enter(self._units.number("gradients"))
             gradients, skip = control.gradients(*self._gradients())
         self.optimizer.step(self._enter_step, gradients, skip)
         return losses_K
+
+    def _watch(self, control: Control, losses_K: Tensor, totals: Sequence[Tensor]) -> None:
+        """Find out which trials are lost, or let the device do so. Their buffers stay as they were before the step."""
+        rows = self._fused.rows
+        if control.alive is not None:
+            control.alive.watch(losses_K, self.optimizer)
+            rows.put_back_all_but(control.alive.alive_K)
+            return
+        self._units.settle()
+        control.watch(losses_K, sum(totals[1:], totals[0]).item())
+        if control.lost:
+            rows.put_back(control.lost)
 
     def _pass(
         self,
@@ -175,8 +184,8 @@ class Phase:
         return list(trained.values()), list(clipped.values()), scales
 
     def _changed(self, control: Control) -> Gradients | None:
-        """How the gradients are changed where no trial is lost, and none scales its loss."""
-        return control.gradients(*self._gradients())[0] if control.touches else None
+        """How the gradients are changed in steps that all queue the same."""
+        return control.gradients(*self._gradients())[0] if control.touches else control.unchanged
 
     def _enter_step(self, index: int) -> None:
         self._units.enter(self._step_units[index])

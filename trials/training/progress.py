@@ -17,6 +17,7 @@ from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse
 from trials.optim.gradients import Gradients, norms_K, overflowed_K
 from trials.shrinking.rules import Multipliers
 from trials.study import Study
+from trials.training.alive import Alive
 from trials.training.inputs.schedulers import refuse_own_memory
 from trials.training.scores.objectives import Score, first_of
 
@@ -162,8 +163,11 @@ def step_on_scores(trials: Sequence[Progress], scores: Sequence[Score]) -> None:
 class Control:
     """Scales, clips and skips: what happens to the losses and gradients of K trials in each step."""
 
-    def __init__(self, trials: Sequence[Progress], device: torch.device) -> None:
-        """For `trials`, in the order of their rows. Made anew when the rows change."""
+    def __init__(self, trials: Sequence[Progress], device: torch.device, *, decides_on_device: bool = False) -> None:
+        """For `trials`, in the order of their rows. Made anew when the rows change.
+
+        With `decides_on_device`, the host learns later which trials are lost, unless it scales losses.
+        """
         self._trials = trials
         self._device = device
         self._norm_K = self._vector([t.clip_norm for t in trials])
@@ -172,11 +176,27 @@ class Control:
         self.clips = any(t.clip_norm < inf for t in trials)
         self._limits = any(t.clip_value < inf for t in trials)
         self.lost = [row for row, trial in enumerate(trials) if trial.lost]
+        self.alive = Alive([t.lost for t in trials], device) if decides_on_device and not self.scales else None
 
     @property
     def touches(self) -> bool:
         """Whether gradients must be changed at all."""
         return self.scales or self.clips or self._limits
+
+    @property
+    def is_static(self) -> bool:
+        """Whether all steps queue the same: none depends on numbers of the host's."""
+        return not self.scales and (self.alive is not None or not self.lost)
+
+    @property
+    def skipped(self) -> list[int]:
+        """The rows that the optimizer has to skip: those that are lost, where the device does not see to that."""
+        return self.lost if self.alive is None else []
+
+    @property
+    def unchanged(self) -> Gradients | None:
+        """What `gradients` would return where it need not be called."""
+        return None if self.alive is None else Gradients(alive_K=self.alive.alive_K)
 
     def total(self, losses_K: Tensor) -> Tensor:
         """Return the scalar to differentiate: the sum of the losses ``[K]``, each times its scale."""
@@ -192,6 +212,12 @@ class Control:
             self._trials[row].lost |= not finite
         self.lost = [row for row, trial in enumerate(self._trials) if trial.lost]
 
+    def learn(self) -> None:
+        """Note which trials the device has found lost; see `Alive.learn`."""
+        for row in [] if self.alive is None else self.alive.learn():
+            self._trials[row].lost = True
+        self.lost = [row for row, trial in enumerate(self._trials) if trial.lost]
+
     def gradients(
         self, trained: Sequence[Tensor], all_of_them: Sequence[Tensor], scales: Sequence[Multipliers] = ()
     ) -> tuple[Gradients, list[int]]:
@@ -202,7 +228,7 @@ class Control:
             all_of_them: the gradients whose norm is clipped.
             scales: the multipliers of each of these, for surrogates.
         """
-        skip = set(self.lost)
+        skip = set(self.skipped)
         factor_K = limit_K = None
         if self.scales:
             overflowed = overflowed_K(trained).tolist() if trained else [False] * len(self._trials)
@@ -217,7 +243,7 @@ class Control:
             norm_K = norms_K(all_of_them, Gradients(factor_K, limit_K), scales).double()
             clip_K = torch.where(self._norm_K.isinf(), 1.0, (self._norm_K / (norm_K + 1e-6)).clamp(max=1.0))
             factor_K = clip_K if factor_K is None else clip_K * factor_K
-        return Gradients(factor_K, limit_K), sorted(skip)
+        return Gradients(factor_K, limit_K, None if self.alive is None else self.alive.alive_K), sorted(skip)
 
     def _vector(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._device)

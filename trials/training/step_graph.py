@@ -1,7 +1,7 @@
 """The optimizer's step after a pass by graph, as a CUDA graph of its own, clipping included.
 
-Between the two graphs the host reads the sum of the losses. What else the host knows of a step, the coefficients of the
-trials' hyperparameters and counts, is copied to where the graph reads it.
+What the host knows of a step, the coefficients of the trials' hyperparameters and counts, is copied to where the graph
+reads it.
 """
 
 from collections.abc import Callable, Hashable, Sequence

@@ -136,6 +136,7 @@ def test_a_parameter_that_some_batch_of_a_step_uses_has_a_gradient() -> None:
     assert_as_in_a_loop(study, 4, 4)
 
 
+@pytest.mark.usefixtures("noticed")
 def test_a_trial_that_is_lost_in_a_batch_keeps_what_it_was() -> None:
     def own(n: int, epoch: int) -> list[Batch]:
         found = batches(n, 4)

@@ -144,6 +144,16 @@ def test_a_trial_that_is_lost_is_left_as_it_is(steps: list[StepGraphs]) -> None:
     assert len(steps) >= PROVEN_STEPS + 2
 
 
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("name", ["AdamW", "NAdam"])
+def test_where_the_device_finds_a_lost_trial_the_others_go_on_by_graph(steps: list[StepGraphs], name: str) -> None:
+    batches = made(BEFORE + PROVEN_STEPS + 6, 3, 5)
+    batches[-3][0][1, 0] = float("inf")  # of one trial, whose last step that is
+    assert_same([(*batch, True) for batch in batches], OPTIMIZERS[name])
+    assert len(steps) == len(batches) - 1 - WARM_UP_STEPS - PROVEN_STEPS
+    assert Frozen.replays == len(batches) - 1 - WARM_UP_STEPS + len(steps)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_queued_ungated_after_a_recording(
     steps: list[StepGraphs], fails: bool, monkeypatch: pytest.MonkeyPatch

@@ -253,6 +253,7 @@ def test_extracted_state_goes_into_the_users_objects() -> None:
     assert_same_trial(TrialGroup(study, [member], OpenGate()), 0, solo)
 
 
+@pytest.mark.usefixtures("noticed")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
 def test_a_trial_that_diverges_harms_no_neighbour(kind: type[torch.optim.Optimizer], dtype: torch.dtype) -> None:

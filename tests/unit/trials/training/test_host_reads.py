@@ -1,6 +1,7 @@
 """What a training step reads from the device: on a GPU, the host would wait for each value behind a gate.
 
-It reads the losses' sum, once, after the gate has settled: whether a trial is lost decides if its optimizer steps.
+There it reads nothing. Elsewhere it reads the losses' sum, once, after the gate has settled: whether a trial is lost
+decides if its optimizer steps.
 """
 
 import traceback
@@ -16,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.support.fused_and_solo import RecordingGate, ToyStudy, members
 from tests.support.optimizer_settings import SETTINGS
 from trials import TrialGroup
+from trials.optim.facts import rule_of
+from trials.training.alive import STEPS_AT_MOST
 
 READS = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__")
 """Methods that give the host a value, or need one for a shape."""
@@ -97,6 +100,10 @@ class Last(nn.Module):
         return outputs
 
 
+def has_rule(name: str) -> bool:
+    return rule_of(SETTINGS[name](0, [nn.Parameter(torch.zeros(1))])) is not None
+
+
 def read_in_a_step(
     reads: tuple[SettlingGate, list[tuple[str, str]]], make: Callable[[int], nn.Module], optimizer: Any, x: Tensor
 ) -> list[tuple[str, str]]:
@@ -120,6 +127,26 @@ def test_a_step_of_an_optimizer_reads_the_losses_sum_and_nothing_else(
         assert {asked for asked, _ in found[1:]} == {"one trial's optimizer step"}
         del found[1:]
     assert [(asked, "watch(losses_K" in line) for asked, line in found] == [("settled", True)], found
+
+
+@pytest.mark.usefixtures("on_device")
+@pytest.mark.parametrize("name", [name for name in SETTINGS if has_rule(name)])
+def test_a_step_on_a_device_reads_nothing(name: str, reads: tuple[SettlingGate, list[tuple[str, str]]]) -> None:
+    found = read_in_a_step(reads, LAYERS["convolutions"][1], SETTINGS[name], torch.ones(LAYERS["convolutions"][0]))
+    assert found == []
+
+
+@pytest.mark.usefixtures("on_device")
+def test_the_host_waits_for_no_step_of_a_device(reads: tuple[SettlingGate, list[tuple[str, str]]]) -> None:
+    gate, _ = reads
+    study = ToyStudy(lambda n: nn.Linear(4, 3), "adamw", [(torch.ones(6, 4), torch.zeros(6))])
+    gate.entered.append("host")
+    group = TrialGroup(study, members(study, range(3)), gate)
+    for _ in range(STEPS_AT_MOST):
+        group.train_step(*study.data[0])
+    assert "settled" not in gate.entered
+    group.train_step(*study.data[0])
+    assert gate.entered.count("settled") == 1, "it has counted enough that it may have to take back"
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -203,6 +203,7 @@ def test_trials_that_may_not_move_train_on_where_they_are(move: Any) -> None:
             assert torch.equal(group.extract(row)[0][name], value), name
 
 
+@pytest.mark.usefixtures("noticed")
 def test_a_lost_pair_is_frozen_and_harms_none() -> None:
     def trained(poison: int) -> Iterator[tuple[list[dict[str, Tensor]], TrialGroup]]:
         study = Adversaries(poison=poison)

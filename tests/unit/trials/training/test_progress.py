@@ -261,6 +261,7 @@ def test_gradients_are_a_unit_of_their_own() -> None:
         [("plain", torch.float64), ("clipped", torch.float32), ("scaled", torch.float32)],
     ),
 )
+@pytest.mark.usefixtures("noticed")
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "rprop"])
 def test_a_lost_trial_is_frozen_and_harms_none(optimizer: str, settings: str, dtype: torch.dtype) -> None:
     def make(poison: bool) -> tuple[TrialGroup, RichStudy]:
@@ -328,6 +329,7 @@ class Statistics(nn.Module):
     ("value", "optimizer"),
     others_slow(product([torch.inf, torch.nan], ["sgd", "adamw"]), [(torch.inf, "sgd"), (torch.nan, "adamw")]),
 )
+@pytest.mark.usefixtures("noticed")
 @pytest.mark.parametrize(("traced", "kind"), [(True, "BatchNorm1d"), (False, "BatchNorm1d"), (True, "InstanceNorm1d")])
 def test_buffers_of_a_lost_trial_stay_too(traced: bool, kind: str, value: float, optimizer: str) -> None:
     shape = (5, 6) if kind == "BatchNorm1d" else (5, 3, 6)

@@ -205,7 +205,7 @@ def test_the_audit_finds_multipliers_that_are_missing() -> None:
     (optimizer,) = group._optimizers
     optimizer.scales = {}
     optimizer._plan()  # type: ignore[attr-defined]
-    optimizer._pack(optimizer._tables(), optimizer._counts())  # type: ignore[attr-defined]
+    optimizer._pack(optimizer._tables(), optimizer.counts())  # type: ignore[attr-defined]
     group.train_step(*study.data[0])
     assert found
 
