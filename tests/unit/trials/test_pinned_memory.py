@@ -5,8 +5,21 @@ import torch
 from torch import Tensor
 
 from trials import pinned_memory
+from trials.pinned_memory import copied_to
 from trials.training.inputs.batches import Pinned
 from trials.training.inputs.trees import stacked
+
+
+def test_a_copy_to_a_gpu_does_not_make_the_host_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch waits for the stream, and so at a shut gate, unless it is told not to."""
+    asked: list[object] = []
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: asked.append("pinned") or tensor)
+    monkeypatch.setattr(Tensor, "to", lambda tensor, device, **how: asked.append((device.type, how)) or tensor)
+    copied_to(torch.device("cuda"), torch.ones(2))
+    assert asked == ["pinned", ("cuda", {"non_blocking": True})]
+    asked.clear()
+    copied_to(torch.device("cpu"), torch.ones(2))
+    assert asked == [("cpu", {})]
 
 
 def test_a_host_without_room_for_pinned_memory_trains_on(

@@ -1,5 +1,6 @@
 """Trials that the device finds lost. The host hears of it later, and then all is as if it had looked in each step."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,7 @@ MOVES: dict[str, Act] = {
     "keep": lambda group: group.keep([2, 1, 0]),
     "split": lambda group: group.merge(group.split([1, 0])),
     "add": lambda group: group.add(members(group._study, [4])),
+    "moved": lambda group: group.to("cpu"),
     "saved and put back": lambda group: group.saved()(),
     "rebuilt": lambda group: group.rebuild("vmap"),
     "a checkpoint": checkpoint,
@@ -165,12 +167,53 @@ def test_who_was_lost_before_takes_no_step() -> None:
     ]
 
 
+READERS: dict[str, Callable[[TrialGroup], Any]] = {
+    "finite_K": lambda group: group.finite_K().tolist(),
+    "sound": lambda group: group.sound(),
+    "progress": lambda group: [group.progress(row)["lost"] for row in range(TRIALS)],
+    "extract": lambda group: [group.extract(row) for row in range(TRIALS)],
+    "export": states,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_who_reads_what_the_host_knows_has_it_learn_first(reader: str) -> None:
+    found: list[Any] = []
+    for by_device in (False, True):
+        trained(by_device, study_of("adamw"), {8: lambda group: found.append(READERS[reader](group))}, every=64)
+    assert same_bits(*found)
+
+
+def test_groups_that_merge_before_the_host_has_learned() -> None:
+    found: list[Any] = []
+    for by_device in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(group_state, "decides_on_device", lambda device, by_device=by_device: by_device)
+            study = study_of("adamw")
+            one, other = (TrialGroup(study, members(study, numbers), OpenGate()) for numbers in ([0, 1], [2, 3]))
+            for step in range(STEPS - 1):
+                for group in (one, other):
+                    group.train_step(*_batch(group, step))
+            one.merge(other)
+            one.train_step(*_batch(one, STEPS - 1))
+            found.append(states(one))
+    assert same_bits(*found)
+
+
+class Draws(random.Random):
+    """Chooses a trial that will be lost, as long as there is one."""
+
+    def choice(self, seq: Any) -> Any:
+        return next((each for each in seq if each in LOST), seq[0])
+
+
 @pytest.mark.usefixtures("on_device")
 def test_audits_know_which_trials_are_lost() -> None:
     study = study_of("adamw")
     study.audit = "epoch"
     audit = Audit(study)
     audit.tables = []  # so no cost counts
+    audit._draws = Draws()
     group = TrialGroup(study, members(study, range(TRIALS)), OpenGate(), audit)
     for step in range(STEPS):
         group.unproven = {"training", "evaluation"}  # each step is audited

@@ -147,6 +147,7 @@ def test_the_host_waits_for_no_step_of_a_device(reads: tuple[SettlingGate, list[
     assert "settled" not in gate.entered
     group.train_step(*study.data[0])
     assert gate.entered.count("settled") == 1, "it has counted enough that it may have to take back"
+    assert gate.entered[gate.entered.index("settled") + 1] == "host", "what follows asks the gate again"
 
 
 @pytest.mark.parametrize("name", LAYERS)
