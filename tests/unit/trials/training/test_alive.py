@@ -54,12 +54,15 @@ def study_of(
 Act = Callable[[TrialGroup], None]
 
 
-def trained(by_device: bool, study: RichStudy, acts: dict[int, Act] | None = None, every: int = 5) -> TrialGroup:
+def trained(
+    by_device: bool, study: RichStudy, acts: dict[int, Act] | None = None, every: int = 5, device: str = "cpu"
+) -> TrialGroup:
     """Train for an epoch; the host learns every few steps at least. `acts`: what happens after which step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(group_state, "decides_on_device", lambda device: by_device)
         patch.setattr(group_state, "STEPS_AT_MOST", every)
         group = TrialGroup(study, members(study, range(TRIALS)), OpenGate())
+        group.to(device)
         for step in range(STEPS):
             group.train_step(*_batch(group, step))
             if acts and step in acts:
@@ -165,6 +168,19 @@ def test_who_was_lost_before_takes_no_step() -> None:
     assert [same_bits(one["optimizers"], other["optimizers"]) for one, other in zip(before, after, strict=True)] == [
         number in LOST for number in range(TRIALS)
     ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", QUICK)
+def test_on_a_gpu_they_end_in_the_same_state(name: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    found = []
+    for by_device in (False, True):
+        group = trained(by_device, study_of(SETTINGS[name], norm=lambda n: 0.5 * (n + 1)), device="cuda")
+        group.to("cpu")
+        found.append(states(group))
+    assert same_bits(*found)
 
 
 READERS: dict[str, Callable[[TrialGroup], Any]] = {
