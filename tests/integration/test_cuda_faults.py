@@ -7,11 +7,13 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import optuna
 import pytest
 
 from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field
 from tests.support.paths import STUDIES
 from tests.support.sandbox import Child, Job, Sandbox, children, is_alive, wait_for
+from trials.search.storage.optuna_storage import open_storage
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -25,7 +27,7 @@ def start_job(sandbox: Sandbox) -> Job:
     return job
 
 
-def start_daemon(sandbox: Sandbox, hold: Path) -> Child:
+def start_daemon(sandbox: Sandbox, hold: Path, study: str = "tiny") -> Child:
     lines = [
         "[squeeze]",
         "alone_share = 0.0",
@@ -33,7 +35,7 @@ def start_daemon(sandbox: Sandbox, hold: Path) -> Child:
         "[guard]",
         "enabled = false",
     ]
-    lines += ["[side]", f'study = "{STUDIES / "tiny.py"}"', "max_restarts = 1", '[device]\nkind = "cuda"']
+    lines += ["[side]", f'study = "{STUDIES / study}.py"', "max_restarts = 1", '[device]\nkind = "cuda"']
     config = sandbox.files / "stream.toml"
     config.write_text("\n".join([*lines, "[run]", f'directory = "{sandbox.run}"']))
     kernels = str(sandbox.files / "kernels.json")
@@ -88,6 +90,27 @@ def test_a_side_task_runs_in_bubbles_that_only_the_device_knows_and_ends_althoug
     (run,) = sandbox.events("run")
     assert run["config"]["squeeze"]["preemptive"] is False
     assert sandbox.events("action") == []
+
+
+def test_a_trial_that_the_device_finds_lost_fails_in_the_same_epoch_as_where_the_host_looks(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    job = start_job(sandbox)
+    daemon = start_daemon(sandbox, tmp_path / "none", "diverges")
+    wait_for(lambda: sandbox.side("finished"), "the end of the study")
+    assert job.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0
+    beside = sandbox.trials("diverges")
+    alone_in = tmp_path / "alone"
+    status, said = sandbox.run_to_end("-m", "trials", "run", str(STUDIES / "diverges.py"), "--directory", str(alone_in))
+    assert status == 0, said
+    (journal,) = alone_in.rglob("*.journal")
+    alone = optuna.load_study(study_name="diverges", storage=open_storage(str(journal))).get_trials()
+    assert [each.state.name for each in beside] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert beside[1].user_attrs["squeezer_reason"] == "the loss is not finite in epoch 1"
+    for one, other in zip(beside, alone, strict=True):
+        assert one.state is other.state and one.values == pytest.approx(other.values)
+        assert one.user_attrs.get("squeezer_reason") == other.user_attrs.get("squeezer_reason")
 
 
 def test_whoever_is_killed_nothing_hangs_and_the_gate_is_shut(sandbox: Sandbox, hold: Path) -> None:
