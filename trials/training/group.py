@@ -25,8 +25,9 @@ from trials.training.inputs.batches import BatchCopy, Reader, fuse_batches, part
 from trials.training.malloc import keep_freed_memory
 from trials.training.member import Member, build_member, facts_of, fuse_optimizers_of, restored
 from trials.training.phase import Phase
-from trials.training.progress import step_on_scores, step_schedulers, wait_for_score
+from trials.training.progress import wait_for_score
 from trials.training.roster import Roster
+from trials.training.scheduler_steps import SchedulerSteps
 from trials.training.scores.objectives import Score
 from trials.training.scores.scalars import scalars_of
 from trials.training.scores.scored import ScoredGroup
@@ -83,7 +84,7 @@ class TrialGroup(ScoredGroup):
         phases = by_phase(members[0].optimizer)
         self._phases = [Phase(name, self._fused, self._optimizers[name], self._units) for name in phases]
         self._control = self._new_control()
-        self._scalars = scalars_of(self._study, self._way)
+        self._scalars, self._schedulers = scalars_of(self._study, self._way), SchedulerSteps(self._study)
         self._number_units(models[0])
         self.unproven = set(MODES)
         self.metrics = []
@@ -140,7 +141,7 @@ class TrialGroup(ScoredGroup):
         ]
         self._roster.note_losses(torch.stack(losses_K).sum(0) if len(losses_K) > 1 else losses_K[0], len(batches))
         if self._study.scheduler_every == "step":
-            self._step_schedulers()
+            self._schedulers.step(self._roster, self._optimizers)
 
     def _is_static(self) -> bool:
         """Whether steps on batches like the last one queue the same operations: a CUDA graph may stand for them.
@@ -165,14 +166,14 @@ class TrialGroup(ScoredGroup):
         self._units.settle()  # the sums of the losses are read
         self._control.learn()
         self._roster.end_epoch()
+        self._schedulers.begin_epoch()
         self.unproven = set(MODES)
         if self._study.scheduler_every == "epoch":
-            self._step_schedulers()
+            self._schedulers.step(self._roster, self._optimizers)
         if not wait_for_score(self._roster.progress):
             return None
         scores = self.evaluate()
-        step_on_scores(self._roster.progress, scores)
-        self._optimizers.changed()
+        self._schedulers.step(self._roster, self._optimizers, scores)
         return scores
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -335,6 +336,7 @@ class TrialGroup(ScoredGroup):
     def _changed(self) -> None:
         self.unproven = set(MODES)
         self.metrics = []
+        self._schedulers.forget()
         for phase in self._phases:
             phase.captured.forget()
         self._control = self._new_control()
@@ -363,11 +365,6 @@ class TrialGroup(ScoredGroup):
     def _check_rows(self, rows: Sequence[int], what: str) -> None:
         if len(set(rows)) != len(rows) or not all(0 <= row < self.size for row in rows):
             raise ValueError(f"rows {list(rows)} cannot be {what}; allowed: different ones of 0..{self.size - 1}")
-
-    def _step_schedulers(self) -> None:
-        if any(trial.schedulers for trial in self._roster.progress):
-            step_schedulers(self._roster.progress)
-            self._optimizers.changed()
 
     def _generators(self, members: Sequence[Member]) -> list[torch.Generator]:
         seeds = [self._study.seed(member.params, member.number) for member in members]

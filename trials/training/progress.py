@@ -90,6 +90,12 @@ class Progress:
             check()
         self._has_stepped = True
 
+    def step_on(self, score: Score) -> None:
+        """Step the schedulers that act on scores."""
+        for scheduler in self.schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(first_of(score))
+
     def state_dict(self) -> dict[str, Any]:
         """Return plain containers, without what follows from the trial's hyperparameters."""
         return {
@@ -129,12 +135,6 @@ def new_progress(study: Study, params: dict[str, Any], schedulers: list[LRSchedu
     return Progress(schedulers, scale, norm, value)
 
 
-def step_schedulers(trials: Sequence[Progress]) -> None:
-    """Step all schedulers that do not act on scores."""
-    for trial in trials:
-        trial.step()
-
-
 @contextmanager
 def _drawing_nothing() -> Iterator[None]:
     streams, put_back = foreign_streams(), kept_streams()
@@ -150,14 +150,6 @@ def _drawing_nothing() -> Iterator[None]:
 def wait_for_score(trials: Sequence[Progress]) -> bool:
     """Whether some scheduler acts on scores."""
     return any(isinstance(scheduler, ReduceLROnPlateau) for trial in trials for scheduler in trial.schedulers)
-
-
-def step_on_scores(trials: Sequence[Progress], scores: Sequence[Score]) -> None:
-    """Step the schedulers that act on scores."""
-    for trial, score in zip(trials, scores, strict=True):
-        for scheduler in trial.schedulers:
-            if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(first_of(score))
 
 
 class Control:
