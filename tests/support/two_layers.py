@@ -33,6 +33,15 @@ def plain(m: TwoLayers, x: Tensor) -> Tensor:
     return m.b(m.a(x).tanh())
 
 
+def hooked(m: TwoLayers, x: Tensor, hook: Callable[[Tensor], Any]) -> Tensor:
+    """Both layers, with a hook on the value between them."""
+    y: Tensor = m.a(x)
+    if y.requires_grad:
+        y.register_hook(hook)
+    out: Tensor = m.b(y)
+    return out
+
+
 def batches(count: int = 3) -> list[Batch]:
     stream = torch.Generator().manual_seed(7)
     return [(torch.randn(5, 4, dtype=torch.float64, generator=stream), torch.zeros(5)) for _ in range(count)]

@@ -3,12 +3,14 @@
 The gate is asked between units and never touches a tensor, so waiting cannot change a number.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from trials.fusion.own_code.lending import Hook, aside
 from trials.fusion.own_code.trees import heads
 from trials.gate.base import HOST_UNIT, Gate
 
@@ -77,14 +79,15 @@ class Units:
         """See `Gate.rest`."""
         self._gate.rest()
 
-    def backward_hook(self, unit: int) -> Callable[[Any], None]:
+    def backward_hook(self, unit: int) -> Hook:
         """Return a function for `ask_before_backward` that enters `unit`."""
         enter = self.enter
 
         def ask(gradients: Any) -> None:
-            enter(unit)
+            with torch._C.DisableTorchFunction():  # what is drawn meanwhile is not the user's
+                enter(unit)
 
-        return ask
+        return aside(ask)
 
 
 class LayerUnits:
@@ -100,7 +103,7 @@ class LayerUnits:
     def __init__(self, units: Units, name: str) -> None:
         self.name, self._units = name, units
         self._forward = units.number(name)
-        self._hook: Callable[[Any], None] | None = None
+        self._hook: Hook | None = None
 
     def declare_backward(self) -> None:
         """Number the backward, and have the gate asked for it."""
@@ -123,7 +126,7 @@ class LayerUnits:
                 ask_before_backward(tensor, self._hook)
 
 
-def ask_before_backward(output: Tensor, hook: Callable[[Any], None]) -> None:
+def ask_before_backward(output: Tensor, hook: Hook) -> None:
     """Call `hook` when the gradient of a layer's `output` is complete, before the layer's backward runs.
 
     A hook on the graph's node costs a quarter of an identity `autograd.Function`, and leaves the output itself as it

@@ -155,8 +155,7 @@ class Phase:
         self._fused.rows.reached.start_at(total, one_of_several=count > 1)
         if total.device.type == "cpu":  # a CUDA device runs both without a break
             self._units.enter(self._loss_backward_unit)
-        with self._fused.rows.backward.under_way():
-            total.backward()
+        self._fused.rows.backward.run(total)
         return losses_K.detach(), total.detach()
 
     def before_training(self) -> None:

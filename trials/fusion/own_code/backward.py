@@ -1,32 +1,56 @@
 """What the user's own code does in a backward pass: in hooks, and in the backward of an `autograd.Function`.
 
-There a module has no trial's tensors any more, nor may it keep anything.
+There a module has no trial's tensors any more, nor may it keep anything. Random numbers are the trial's own where its
+code ran for it alone.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.overrides import TorchFunctionMode
 
 from trials.fusion.errors import RefusedError
 from trials.fusion.graph.module_attributes import ModuleAttributes
 from trials.fusion.own_code.asked import ASKED, asking
+from trials.fusion.own_code.drawing import draws_numbers
+from trials.fusion.own_code.lending import aside, is_lending, lend
+from trials.fusion.own_code.streams import foreign_streams, refuse_foreign
+from trials.fusion.own_code.trees import apart, heads, know
+from trials.fusion.units import LayerUnits, ask_before_backward
 
 _ALLOWED = (
     "allowed: a tensor that the forward has taken from the module before (weight = self.weight), save_for_backward, or "
     "to change buffers and attributes in the forward"
 )
 
+_DRAWS = (
+    "the backward pass draws random numbers where they are no trial's own: in the loss, in a hook on a parameter, or "
+    "in an autograd.Function with a rule for vmap; allowed: to draw them in the forward (noise = torch.randn_like(x)), "
+    "or in hooks on values and in the backward of a Function without such a rule"
+)
+
+
+FIRST_PASSES = 3
+"""So many are watched for random numbers where no module runs by its own code: a loss may draw, and to watch takes 2 µs
+for each call from Python."""
+
 
 class Backward:
-    """The modules whose own code has run for the first time, until a backward pass has shown what follows."""
+    """The modules whose own code has run for the first time, until a backward pass has shown what follows.
+
+    It also lends trials' random streams to what runs in that pass.
+    """
 
     def __init__(self) -> None:
         """None yet."""
         self._watched: dict[int, tuple[str, nn.Module, ModuleAttributes, list[int]]] = {}
         self._asked: list[tuple[str, Tensor]] = []
+        self._passes, self._has_own_code = 0, False
 
     @contextmanager
     def first(
@@ -54,6 +78,39 @@ class Backward:
             self._asked += module.named_parameters()
             self._watched[id(module)] = label, module, kept, _versions(module)
 
+    def lend(self, output: Any, stream: torch.Generator | None, units: LayerUnits, own: Iterable[Tensor] = ()) -> Any:
+        """Return the output of a module's code, whose backward is a unit, and draws from `stream`.
+
+        It is lent when the gradient of the output is there, until that of another module's is, or the pass ends.
+        Autograd runs nodes in the reverse order of their creation, so one trial's come one after another.
+
+        Args:
+            output: of a call.
+            stream: the trial's that it was for; None: it was for all of them.
+            units: the module's.
+            own: the trial's parameters. Their hooks run when all trials' gradients are there, so they get no stream.
+        """
+        self._has_own_code = True
+        for tensor in own:
+            hooks = tensor._backward_hooks or {}
+            for key, hook in hooks.items():
+                hooks[key] = aside(hook)
+        know(output)
+        tensors, together = apart(output)
+        output = together([_alias(tensor) for tensor in tensors])  # of hooks on a node, those on its tensors come first
+        units.before_backward(output)
+        for tensor in heads(output):
+            ask_before_backward(tensor, lambda gradients: lend(stream))
+        return output
+
+    def _differentiate(self, total: Tensor, watches: bool) -> None:
+        if not watches:
+            torch.autograd.backward(total)
+            return
+        with _Drawing():  # `torch.autograd.backward` would hide from it what runs inside
+            engine: Any = Variable._execution_engine
+            engine.run_backward((total,), (torch.ones_like(total),), False, False, (), True, True)
+
     def check(self) -> None:
         """Look at the modules that are watched, and watch them no longer.
 
@@ -72,24 +129,64 @@ class Backward:
                     f"trial's there; {_ALLOWED}"
                 )
 
-    @contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Enter it around a backward pass.
+    def run(self, total: Tensor) -> None:
+        """Differentiate `total`, which all trials add to.
 
         Raises:
-            RefusedError: the user's code uses or changes what is no trial's there, or asks what none can answer.
+            RefusedError: the user's code uses or changes what is no trial's there, asks what none can answer, or draws
+                random numbers that are no trial's.
         """
+        streams = foreign_streams() if self._watched else None
+        watches = self._has_own_code or self._passes < FIRST_PASSES
+        self._passes, self._has_own_code = self._passes + 1, False
         try:
             with asking(self._asked) if self._asked else nullcontext():
-                yield
+                self._differentiate(total, watches)
         except (RuntimeError, NotImplementedError) as error:
+            if "randomness error mode" in str(error):  # so says `vmap`
+                raise RefusedError(_DRAWS) from error
             if not re.search(r"\bmeta\b", str(error)):
                 raise
             raise RefusedError(
                 "the backward pass, such as a hook, uses a parameter or a buffer of its module, which is no trial's "
                 f"there; {_ALLOWED}"
             ) from error
+        finally:
+            lend(None)
+        if streams is not None:
+            refuse_foreign(streams, "the backward pass")
         self.check()
+
+
+class _Drawing(TorchFunctionMode):
+    """Refuses code that draws random numbers while no stream is lent, also where it catches the error.
+
+    Whether PyTorch's stream has moved would tell less: another thread, which reads batches, may draw as well.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drew = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See `TorchFunctionMode`."""
+        own = kwargs or {}
+        if draws_numbers(func) and not is_lending() and own.get("generator") is None:
+            self._drew = True
+            raise RefusedError(_DRAWS)
+        return func(*args, **own)
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        """See `TorchFunctionMode`."""
+        super().__exit__(kind, *error)
+        if kind is None and self._drew:
+            raise RefusedError(_DRAWS)
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Return a tensor with a node of its own in autograd's graph, if that has one of it."""
+    plain = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor if tensor.grad_fn is None or not plain else tensor.view_as(tensor)
 
 
 def _named(module: nn.Module) -> list[tuple[str, Tensor]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trials.fusion.layers.shape import inner
+from trials.fusion.own_code.drawing import RANDOM_NAMES
 
 _UNARY = (
     *("relu", "relu6", "tanh", "sigmoid", "silu", "gelu", "elu", "selu", "mish", "softplus", "leaky_relu"),
@@ -25,14 +26,9 @@ ELEMENTWISE: frozenset[Any] = frozenset(
 )
 """Functions, and names of methods, that map elements one by one, with broadcasting."""
 
-_RANDOM_NAMES = (
-    *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "bernoulli", "normal", "multinomial"),
-    *("poisson", "randperm", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "native_dropout"),
-    *("feature_alpha_dropout", "gumbel_softmax", "rrelu", "fractional_max_pool2d", "fractional_max_pool3d"),
-)
 RANDOM: frozenset[Any] = frozenset(
-    [getattr(home, name) for home in _HOMES for name in _RANDOM_NAMES if hasattr(home, name)]
-    + [name for name in _RANDOM_NAMES if hasattr(Tensor, name)]
+    [getattr(home, name) for home in _HOMES for name in RANDOM_NAMES if hasattr(home, name)]
+    + [name for name in RANDOM_NAMES if hasattr(Tensor, name)]
 )
 """Functions that draw random numbers."""
 

@@ -235,9 +235,7 @@ class Mapped:
         for name, tensor in replaced.items():
             self._buffers[name].data.copy_(tensor.detach())
         self._put_back(0, reshaped, args, kwargs, dims, by_vmap=True)
-        output = together[0](outputs)
-        self.units.before_backward(output)
-        return output
+        return self._rows.backward.lend(together[0](outputs), None, self.units)
 
     def _trials(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any], restore: Callable[[], None] | None
@@ -272,7 +270,8 @@ class Mapped:
                 outputs.append(functional_call(self.module, tensors, own_args, own_kwargs))
             self._set_modes()
             self._put_back(row, reshaped, args, kwargs, dims)
-            self.units.before_backward(outputs[-1])
+            own = [tensors[name] for name in self._parameters]
+            outputs[-1] = self._rows.backward.lend(outputs[-1], generator, self.units, own)
         self._varying.set_common()
         output = stack(outputs, f"module '{self.label}'")
         reached.leave(output)
@@ -288,7 +287,7 @@ class Mapped:
         finally:
             self._set_modes()
         self._put_back(0, reshaped, args, kwargs, dims)
-        self.units.before_backward(output)
+        output = self._rows.backward.lend(output, self._rows.generators[0], self.units, (view for _, view in own))
         return stack([output], f"module '{self.label}'")
 
     def _saved(self, held: Snapshot | None) -> Callable[[], None]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.fused_and_solo import ToyStudy
-from tests.support.two_layers import TwoLayers, assert_fused_is_alone, batches
+from tests.support.two_layers import TwoLayers, assert_fused_is_alone, batches, hooked
 from trials import FuseError
 
 Forward = Callable[[TwoLayers, Tensor], Tensor]
@@ -17,13 +17,6 @@ Forward = Callable[[TwoLayers, Tensor], Tensor]
 
 def study_of(forward: Forward, extra: Any = None) -> ToyStudy:
     return ToyStudy(lambda n: TwoLayers(forward, extra).double(), batches=batches())
-
-
-def hooked(m: TwoLayers, x: Tensor, hook: Callable[[Tensor], Any]) -> Tensor:
-    y: Tensor = m.a(x)
-    if y.requires_grad:
-        y.register_hook(hook)
-    return m.b(y)
 
 
 def by_gradient(m: TwoLayers, x: Tensor) -> Tensor:

@@ -1,0 +1,185 @@
+"""Random numbers that the user's code draws in the backward pass: each trial's own, or refused."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import trials
+from tests.support.fused_and_solo import ToyStudy, close, members
+from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches, hooked
+from trials import FuseError, TrialGroup
+from trials.gate.base import OpenGate
+
+
+def study_of(forward: Forward) -> ToyStudy:
+    return ToyStudy(lambda n: TwoLayers(forward).double(), batches=batches())
+
+
+class Noisy(torch.autograd.Function):
+    """Adds noise to the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] + torch.randn_like(gradients[0])
+
+
+def noise(gradient: Tensor) -> Tensor:
+    return gradient + torch.empty_like(gradient).normal_()
+
+
+def noisy_function(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.b(m.drop(Noisy.apply(m.drop(m.a(x)))))
+
+
+def noisy_hook(m: TwoLayers, x: Tensor) -> Tensor:
+    return m.drop(hooked(m, m.drop(x), noise))
+
+
+def noisy_hook_on_the_output(m: TwoLayers, x: Tensor) -> Tensor:
+    y: Tensor = m.b(Noisy.apply(m.a(m.drop(x))))
+    if y.requires_grad:
+        y.register_hook(noise)
+    return y
+
+
+def noise_of_a_module(layer: nn.Module, given: Any, own: Any) -> Any:
+    return (noise(given[0]),)
+
+
+def noisy_hook_of_a_module(m: TwoLayers, x: Tensor) -> Tensor:
+    handle = m.b.register_full_backward_hook(noise_of_a_module)
+    y: Tensor = m.b(Noisy.apply(m.a(x)))
+    handle.remove()
+    return m.drop(y)
+
+
+NOISY = [noisy_function, noisy_hook, noisy_hook_on_the_output, noisy_hook_of_a_module]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("forward", NOISY)
+def test_each_trial_draws_in_the_backward_pass_from_its_own_stream(forward: Forward, size: int) -> None:
+    study = study_of(forward)
+    others = torch.get_rng_state()
+    assert_fused_is_alone(study, size)
+    assert torch.equal(torch.get_rng_state(), others)
+
+
+class DrawingGate(OpenGate):
+    """While it is shut, others draw."""
+
+    def enter(self, unit: int) -> None:
+        torch.rand(3)
+
+
+@pytest.mark.parametrize("forward", NOISY)
+def test_what_others_draw_meanwhile_does_not_matter(forward: Forward) -> None:
+    study = study_of(forward)
+    groups = [TrialGroup(study, members(study, range(2)), gate) for gate in (OpenGate(), DrawingGate())]
+    for batch in study.data:
+        for group in groups:
+            group.train_step(*batch)
+    one, other = (group.extract(1)[0] for group in groups)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("forward", NOISY)
+def test_so_it_does_in_a_loop_of_ones_own(forward: Forward) -> None:
+    models = [TwoLayers(forward).double() for _ in range(2)]
+    streams = [torch.Generator().manual_seed(n) for n in range(2)]
+    fused = trials.fuse(models, streams)
+    x, _ = batches()[0]
+    others = torch.get_rng_state()
+    fused(x).sum().backward()
+    assert torch.equal(torch.get_rng_state(), others)
+    for row, model in enumerate(models):
+        with torch.random.fork_rng():
+            torch.manual_seed(row)
+            model(x).sum().backward()
+        for name, parameter in model.named_parameters():
+            found = fused.get_parameter(f"trials.{name}").grad
+            if parameter.grad is not None:
+                assert found is not None
+                close(found[row], parameter.grad, name)
+
+
+class ByRule(Noisy):
+    """The same for all trials at once."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """It keeps nothing."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x * 1
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return ByRule.apply(x), in_dims[0]
+
+
+class ByMadeRule(Noisy):
+    generate_vmap_rule = True
+    setup_context = ByRule.setup_context
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:  # type: ignore[override]
+        return x * 1
+
+
+def noisy_hook_on_a_parameter(m: TwoLayers, x: Tensor) -> Tensor:
+    if m.training:
+        m.a.weight.register_hook(noise)
+    return m.b(m.a(x))
+
+
+def swallowing(m: TwoLayers, x: Tensor) -> Tensor:
+    def try_it(gradient: Tensor) -> Tensor:
+        try:
+            return noise(gradient)
+        except Exception:
+            return gradient
+
+    if m.training:
+        m.a.weight.register_hook(try_it)
+    return m.b(m.a(x))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        lambda m, x: m.b(ByRule.apply(m.a(x))),
+        lambda m, x: m.b(ByMadeRule.apply(m.a(x))),
+        noisy_hook_on_a_parameter,
+        swallowing,
+    ],
+    ids=["rule", "made rule", "parameter", "caught"],
+)
+def test_random_numbers_that_are_no_trials_are_refused(forward: Forward) -> None:
+    with pytest.raises(FuseError, match="the backward pass draws random numbers where they are no trial's own"):
+        assert_fused_is_alone(study_of(forward), 3)
+
+
+class NoisyLoss(ToyStudy):
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().loss(Noisy.apply(outputs), targets)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_so_are_those_of_a_loss(size: int) -> None:
+    study = NoisyLoss(lambda n: TwoLayers(noisy_function).double(), batches=batches())
+    with pytest.raises(FuseError, match="the backward pass draws random numbers where they are no trial's own"):
+        assert_fused_is_alone(study, size)
+
+
+def test_so_are_pythons_own() -> None:
+    with pytest.raises(FuseError, match="the backward pass draws from Python's random"):
+        assert_fused_is_alone(study_of(lambda m, x: hooked(m, x, lambda g: g * random.random())), 3)

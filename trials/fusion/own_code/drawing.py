@@ -1,0 +1,19 @@
+"""Names PyTorch's functions that draw random numbers."""
+
+from typing import Any
+
+RANDOM_NAMES = (
+    *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "bernoulli", "normal", "multinomial"),
+    *("poisson", "randperm", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "native_dropout"),
+    *("feature_alpha_dropout", "gumbel_softmax", "rrelu", "fractional_max_pool2d", "fractional_max_pool3d"),
+)
+_IN_PLACE = (
+    *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"),
+    "rrelu_",
+)
+_ALL = frozenset((*RANDOM_NAMES, *_IN_PLACE))
+
+
+def draws_numbers(function: Any) -> bool:
+    """Whether a function or method of PyTorch's draws random numbers, also in place."""
+    return getattr(function, "__name__", "") in _ALL
