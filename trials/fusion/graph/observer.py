@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from types import CodeType, FrameType, MemberDescriptorType
 from typing import Any
 
@@ -102,6 +103,7 @@ def _hashable_in(called: Any) -> bool:
         return False
 
 
+@lru_cache(256)
 def _questioned(code: CodeType) -> dict[str, str]:
     """Return what `code` asks about in ways that no value notices, each with the question.
 
@@ -118,6 +120,17 @@ def _questioned(code: CodeType) -> dict[str, str]:
         elif step.opname == "IS_OP":
             found.update(dict.fromkeys(_compared(steps[:index]), "is"))
     return found
+
+
+def comparing(frame: FrameType | None) -> str:
+    """Return where the user's code that has led to `frame` compares values by ``is``; empty: nowhere."""
+    met = False
+    while frame is not None and not (met and _root(frame) == "trials"):
+        own = not is_library(frame) and not _is_stdlib(frame)
+        if own and "is" in _questioned(frame.f_code).values():
+            return source_line(frame)
+        met, frame = met or own, frame.f_back
+    return ""
 
 
 def _compared(steps: Sequence[dis.Instruction]) -> list[str]:

@@ -1,5 +1,6 @@
 """Layers inside a forward that runs as a whole. Each leaves the `vmap` around it, and is a unit of its own."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from trials.fusion.graph.observer import comparing
 from trials.fusion.layers.conv import as_alone, draws
 from trials.fusion.layers.memory_order import FORMATS, Order, kept_order
 from trials.fusion.own_code.together import tensor_entries
@@ -101,6 +103,8 @@ class Inner:
             output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
             note_order(self._rows, [output], [per_trial])
             if self.training and self.rule.shares_in_some:
+                if where := comparing(sys._getframe()):
+                    raise FuseError(f"{where} compares by `is`, and in trials whose rate is 0 the output is the input")
                 self._apart += [(tensor, _version(tensor)) for tensor in (inputs[0], output)]
         self.units.seen(output, per_trial)
         self.units.before_backward(output)

@@ -48,3 +48,39 @@ def test_rates_that_agree_keep_vmap(rates: tuple[float, ...]) -> None:
 def test_a_change_of_another_tensor_keeps_vmap() -> None:
     group = assert_fused_is_solo(lambda n: Model(nn.Dropout(0.2 * n), lambda y, z: (y + 1).mul_(z)), [X], "sgd")
     assert group.ways()[0][1].startswith("vmap")
+
+
+class Asking(nn.Module):
+    """Whether the output of dropout is its input depends on its rate and mode."""
+
+    def __init__(self, drop: Callable[[Tensor, bool], Tensor] | nn.Module) -> None:
+        super().__init__()
+        self.a, self.b, self.drop = nn.Linear(4, 4), nn.Linear(4, 2), drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        z = self.drop(y) if isinstance(self.drop, nn.Module) else self.drop(y, self.training)
+        out: Tensor = self.b(y + z * (2.0 if z is y else 3.0))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("rates", "way"),
+    [
+        ((0.0, 0.0, 0.0), "vmap"),
+        ((0.1, 0.2, 0.3), "vmap"),
+        ((0.0, 0.2, 0.0), "loop over trials: FuseError: forward in test_together.py"),
+    ],
+)
+def test_code_may_ask_whether_dropouts_output_is_its_input(rates: tuple[float, ...], way: str) -> None:
+    group = assert_fused_is_solo(lambda n: Asking(nn.Dropout(rates[n])), [X], "sgd")
+    assert group.ways()[0][1].startswith(way)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_also_of_its_function(rate: float) -> None:
+    def drop(x: Tensor, training: bool) -> Tensor:
+        return nn.functional.dropout(x, rate, training)
+
+    group = assert_fused_is_solo(lambda n: Asking(drop), [X], "sgd")
+    assert group.ways()[0][1].startswith("vmap")
