@@ -34,6 +34,7 @@ from trials.fusion.own_code.trees import apart, dims_of, of_row
 from trials.fusion.registry import CALLS
 from trials.fusion.rows import generator as stream_of
 from trials.fusion.scores import losses as _losses  # noqa: F401 - fills the table of calls
+from trials.fusion.scores.derivatives import apart_from_others
 from trials.fusion.scores.params import NAME, Params, leaving, smoothed, takes_params
 from trials.fusion.ways import Way
 
@@ -276,7 +277,7 @@ class Scalar:
         for row, generator in enumerate(generators):
             own_targets = of_row(targets, dims, row)
             named = {NAME: params_K[row]} if self._takes_params else {}
-            with drawing_from(generator), without_recomputing(reentrant_checkpoint):
+            with drawing_from(generator), without_recomputing(reentrant_checkpoint), apart_from_others(self._name):
                 values.append(self._function(together([own[row] for own in rows]), own_targets, **named))
             if not isinstance(values[-1], Tensor) or values[-1].ndim:
                 raise self._no_scalar(values[-1], 0)
