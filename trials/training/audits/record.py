@@ -58,7 +58,7 @@ class Record:
         """
         tensors = apart(output)[0]
         for own, tensor in zip(self._called(name, output), tensors, strict=True):
-            if tensor.is_nested or (self._only is not None and Key(LAYER, own) not in self._only):
+            if tensor.is_nested or _is_within(tensor) or (self._only is not None and Key(LAYER, own) not in self._only):
                 continue
             self.put(LAYER, own, tensor[self.row] if per_trial else tensor)
             # of several, one may be computed from another, whose gradient then depends on where it is looked at
@@ -151,6 +151,11 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+def _is_within(tensor: Tensor) -> bool:
+    """Whether a tensor lives within a transform of the user's, such as `torch.func.grad`, and cannot be kept."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 class Noisy(Record):
     """A record of a step in which rounding differs at each layer by itself.
 
@@ -173,6 +178,8 @@ class Noisy(Record):
         """See `Record`."""
         tensors, together = apart(output)
         names = self._called(name, output)
+        if any(map(_is_within, tensors)):
+            return None
         self.values.update(
             {Key(LAYER, own): tensor.detach().clone() for own, tensor in zip(names, tensors, strict=True)}
         )

@@ -48,8 +48,20 @@ class Ragged(Base):
         return self.b(self.a(ragged).to_padded_tensor(0.0)).mean(1)
 
 
+class Slope(Base):
+    """Layers inside transforms, whose values nothing may keep."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def energy(one: Tensor) -> Tensor:
+            return self.b(self.a(one).tanh()).sum()
+
+        slope_B = torch.func.vmap(torch.func.grad(energy))(x)
+        _, along = torch.func.jvp(lambda y: self.a(y).tanh(), (x,), (torch.ones_like(x),))
+        return self.b(self.a(x) + slope_B.square().mean() + along).mean(1)
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("kind", [Cells, Growing, Ragged])
+@pytest.mark.parametrize("kind", [Cells, Growing, Ragged, Slope])
 def test_it_is_no_fault(kind: type[nn.Module]) -> None:
     study: ToyStudy = study_of(kind, 3, 5, 4)
     audit = Audit(study)
