@@ -40,6 +40,8 @@ def aside(hook: Hook) -> Hook:
     """Return a hook that does the same, but draws from no trial's stream."""
 
     def without(gradients: Any) -> Any:
+        if _lent is None:
+            return hook(gradients)
         lent = _lent
         lend(None)
         try:
