@@ -12,6 +12,7 @@ from tests.support.fused_and_solo import ToyStudy, close, members
 from tests.support.two_layers import Forward, TwoLayers, assert_fused_is_alone, batches, hooked
 from trials import FuseError, TrialGroup
 from trials.gate.base import OpenGate
+from trials.training.audits.audit import Audit
 
 
 def study_of(forward: Forward) -> ToyStudy:
@@ -108,6 +109,18 @@ def test_so_it_does_in_a_loop_of_ones_own(forward: Forward) -> None:
             if parameter.grad is not None:
                 assert found is not None
                 close(found[row], parameter.grad, name)
+
+
+@pytest.mark.parametrize("forward", NOISY)
+def test_an_audit_draws_the_same(forward: Forward) -> None:
+    study = study_of(forward)
+    audit = Audit(study)
+    audit.tables = []
+    group = TrialGroup(study, members(study, range(3)), OpenGate(), audit)
+    for batch in study.data:
+        group.train_step(*batch)
+        group.unproven = {"training"}
+    assert (audit.mismatches, audit.done) == (0, 3)
 
 
 class ByRule(Noisy):
