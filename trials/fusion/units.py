@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from trials.fusion.own_code.lending import Hook, aside
@@ -84,10 +83,9 @@ class Units:
         enter = self.enter
 
         def ask(gradients: Any) -> None:
-            with torch._C.DisableTorchFunction():  # what is drawn meanwhile is not the user's
-                enter(unit)
+            enter(unit)
 
-        return aside(ask)
+        return aside(ask, others=True)
 
 
 class LayerUnits:

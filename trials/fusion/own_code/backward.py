@@ -18,7 +18,7 @@ from trials.fusion.errors import RefusedError
 from trials.fusion.graph.module_attributes import ModuleAttributes
 from trials.fusion.own_code.asked import ASKED, asking
 from trials.fusion.own_code.drawing import draws_numbers
-from trials.fusion.own_code.lending import aside, is_lending, lend
+from trials.fusion.own_code.lending import aside, lend, may_draw
 from trials.fusion.own_code.streams import foreign_streams, refuse_foreign
 from trials.fusion.own_code.trees import apart, heads, know
 from trials.fusion.units import LayerUnits, ask_before_backward
@@ -171,7 +171,7 @@ class _Drawing(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """See `TorchFunctionMode`."""
         own = kwargs or {}
-        if draws_numbers(func) and not is_lending() and own.get("generator") is None:
+        if draws_numbers(func) and not may_draw() and own.get("generator") is None:
             self._drew = True
             raise RefusedError(_DRAWS)
         return func(*args, **own)

@@ -14,6 +14,7 @@ Hook = Callable[[Any], Any]
 
 _lent: torch.Generator | None = None
 _until = ExitStack()
+_others = False
 
 
 def lend(stream: torch.Generator | None) -> None:
@@ -31,22 +32,24 @@ def lend(stream: torch.Generator | None) -> None:
         Variable._execution_engine.queue_callback(lambda: lend(None))
 
 
-def is_lending() -> bool:
-    """Whether some trial's stream is lent."""
-    return _lent is not None
+def may_draw() -> bool:
+    """Whether random numbers that are drawn now are some trial's, or not the user's."""
+    return _lent is not None or _others
 
 
-def aside(hook: Hook) -> Hook:
-    """Return a hook that does the same, but draws from no trial's stream."""
+def aside(hook: Hook, others: bool = False) -> Hook:
+    """Return a hook that does the same, but draws from no trial's stream; `others` may draw in it."""
 
     def without(gradients: Any) -> Any:
-        if _lent is None:
-            return hook(gradients)
-        lent = _lent
-        lend(None)
+        global _others
+        lent, _others = _lent, others
+        if lent is not None:
+            lend(None)
         try:
             return hook(gradients)
         finally:
-            lend(lent)
+            _others = False
+            if lent is not None:
+                lend(lent)
 
     return without
