@@ -6,18 +6,14 @@ only passes through from then on. Around every hook stands a barrier: an excepti
 handler or another thread of the script raises while a hook happens to run.
 """
 
-import functools
-import signal
 import sys
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ds_hooks.engine import HOOKED
 from ds_hooks.step_hooks import StepHooks
-
-_CALLED_BY_HOOKS = sys.stdlib_module_names | {"ds_hooks", "zmq", "torch", "deepspeed"}
+from ds_hooks.whose_error import is_of_the_script
 
 
 class Replaced(NamedTuple):
@@ -243,30 +239,3 @@ def _around_collective(of_engine: "weakref.ref[Instrument]", run: Callable[..., 
                     instrument.fault(error)
 
     return collective
-
-
-def is_of_the_script(error: Exception) -> bool:
-    """Whether the script has raised it while a hook happened to run: a time limit, say, or the end of an allocation.
-
-    Either a signal handler did, or another thread, by `PyThreadState_SetAsyncExc`. The latter shows only by its class,
-    which no code that a hook calls can have raised.
-    """
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if any(frame.f_code in handlers for frame in frames):
-        return True
-    raised_in = (frame.f_globals.get("__name__", "") for frame in frames)
-    return not _is_known(type(error).__module__) and all(map(_is_known, raised_in))
-
-
-def _is_known(module: str) -> bool:
-    """Whether a hook calls code of this module by itself, rather than what the script has put there."""
-    return module.partition(".")[0] in _CALLED_BY_HOOKS
-
-
-def _code_of(handler: Any) -> Any:
-    if not callable(handler):
-        return None
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)

@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ds_hooks.whose_error import is_of_the_script
+
 
 class NoPyzmqError(Exception):
     """Pyzmq is not there, does not load, or is hidden by another module."""
@@ -16,7 +18,7 @@ def load_pyzmq() -> Any:
     Raises:
         NoPyzmqError: why it cannot be used.
     """
-    if "zmq.backend" in sys.modules:  # a user's module has none; files need not be in reach any more
+    if "zmq" in sys.modules and "zmq.backend" in sys.modules:  # a user's has none; files may be out of reach by now
         return sys.modules["zmq"]
     try:
         spec = find_spec("zmq")
@@ -27,5 +29,7 @@ def load_pyzmq() -> Any:
             raise NoPyzmqError(f"{where} hides the package pyzmq, which is imported as zmq. Rename it")
         import zmq
     except (ImportError, OSError, ValueError) as error:  # ValueError: a module without a spec, not found, but made
+        if is_of_the_script(error):
+            raise
         raise NoPyzmqError(f"pyzmq does not load: {error}") from error
     return zmq

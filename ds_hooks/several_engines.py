@@ -10,8 +10,9 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from ds_hooks.engine import WAITING
-from ds_hooks.instrument import Replaced, below, is_of_the_script, keep_out_of_copies
+from ds_hooks.instrument import Replaced, below, keep_out_of_copies
 from ds_hooks.step_hooks import Steps
+from ds_hooks.whose_error import is_of_the_script
 
 AT_ONCE = 1
 """How many steps an engine waits that has never had the hooks."""

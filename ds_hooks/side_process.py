@@ -112,7 +112,7 @@ class SideProcess:
     def _send_to_group(self, number: signal.Signals) -> None:
         """To it, and then to its group, whose number is its own as long as a signal reaches it."""
         if self._send(number):
-            with suppress(OSError):  # it leads none
+            with suppress(ProcessLookupError, PermissionError):  # it leads none
                 os.killpg(self._pid, number)
 
     def _send(self, number: signal.Signals) -> bool:

@@ -31,10 +31,9 @@ class SideClock:
         pid = words[Field.SIDE_PROCESS] or words[Field.SIDE_PID]
         if not pid:
             return 0
-        try:
-            own_ns = _cpu_ns(pid)
-        except OSError:
-            return 0  # it has ended
+        own_ns = _cpu_ns(pid)
+        if own_ns is None:
+            return 0
         if words[Field.SIDE_FORKS] or words[Field.FOUND_PROCESSES]:
             self._count_own_processes()
         return own_ns + self._others_ns
@@ -46,9 +45,8 @@ class SideClock:
             pid = words[index]
             if not pid or self._ended.get(index) == pid:
                 continue
-            try:
-                now_ns = _cpu_ns(pid)
-            except OSError:
+            now_ns = _cpu_ns(pid)
+            if now_ns is None:
                 self._ended[index] = pid
                 counted_ns.pop(pid, None)
                 continue
@@ -57,5 +55,11 @@ class SideClock:
             counted_ns[pid] = now_ns
 
 
-def _cpu_ns(pid: int) -> int:
-    return time.clock_gettime_ns(~pid << 3 | _PROCESS_CPU_CLOCK)
+def _cpu_ns(pid: int) -> int | None:
+    """None: the process has ended."""
+    try:
+        return time.clock_gettime_ns(~pid << 3 | _PROCESS_CPU_CLOCK)
+    except OSError as error:
+        if error.errno is None:
+            raise  # not the kernel's: a signal handler of the main job's has run here, and says that time is up
+        return None

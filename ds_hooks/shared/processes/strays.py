@@ -71,7 +71,7 @@ class Strays:
 
     def _send(self, word: int, number: signal.Signals) -> None:
         if self._pidfds[word] >= 0:
-            with suppress(OSError):  # it has ended
+            with suppress(ProcessLookupError, PermissionError):  # it has ended
                 signal.pidfd_send_signal(self._pidfds[word], number)
 
     def _forget(self, word: int) -> None:
