@@ -29,3 +29,9 @@ def handle(daemon: Daemon, engine: Engine, tmp_path: Path) -> Iterator[Handle]:
     yield made
     made.detach()
     assert set(engine.__dict__) == {"page_path", "seen", "fail_in"}, "the engine is as it was"
+
+
+@pytest.fixture(autouse=True)
+def nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test is a process of its own, as far as notices go."""
+    monkeypatch.setattr("ds_hooks.notice._SAID", set())
