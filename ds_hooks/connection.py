@@ -12,7 +12,7 @@ from ds_hooks.notice import notice
 from ds_hooks.pending import PendingMessages
 from ds_hooks.pyzmq import load_pyzmq
 from ds_hooks.shared.cuda_driver import DriverError
-from ds_hooks.shared.page.file import Page, PageError, page_path, socket_of, why_too_long
+from ds_hooks.shared.page.file import Page, PageError, endpoint_of, page_path, socket_of, why_too_long
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.wire import Bye
 from ds_hooks.side_process import SideProcess
@@ -88,7 +88,7 @@ def connect(directory: Path, local_rank: int, device: str, rank: int) -> Connect
         socket = socket_of(page.path)
         if (why := why_too_long(socket)) is not None:
             raise PageError(why)
-        sender = MessageSender(pyzmq, f"ipc://{socket}")
+        sender = MessageSender(pyzmq, endpoint_of(socket))
         if_it_fails.callback(sender.close)
         clock = clock_for(device, page, time.monotonic_ns)
         if_it_fails.callback(clock.leave, wait=True)

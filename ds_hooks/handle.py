@@ -22,13 +22,13 @@ from ds_hooks.engine import (
     waits_of,
 )
 from ds_hooks.instrument import Instrument
-from ds_hooks.message_sender import NoRoomError
 from ds_hooks.notice import notice
 from ds_hooks.pyzmq import NoPyzmqError, load_pyzmq
 from ds_hooks.several_engines import AT_ONCE, Successor, steps_to_wait
 from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.page.file import PageError, runtime_dir
 from ds_hooks.shared.processes.ranks import LOCAL_RANK, MASTER_PORT, first_number
+from ds_hooks.shared.processes.room import NoRoomError
 from ds_hooks.shared.wire import Hello
 from ds_hooks.step_hooks import StepHooks, Steps
 

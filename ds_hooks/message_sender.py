@@ -1,20 +1,13 @@
 """The sending end of the protocol: one ZeroMQ socket that never blocks the main job."""
 
-import os
-import threading
 import weakref
 from typing import Any
 
+from ds_hooks.shared.processes.room import make_sure_of_room
 from ds_hooks.shared.wire import Bye, Hello, Message, encode
 
 SEND_HIGH_WATER_MARK = 256
 WAITING_AT_MOST = 256
-FILES_AT_MOST, THREADS = 16, 2
-"""What a context and a socket need of the kernel; of files it is half as many."""
-
-
-class NoRoomError(Exception):
-    """This process may open no more files, or start no more threads."""
 
 
 class MessageSender:
@@ -31,7 +24,7 @@ class MessageSender:
 
     Args:
         pyzmq: the package.
-        endpoint: of the daemon's socket, such as ``ipc:///dev/shm/run/device0.sock``.
+        endpoint: of the daemon's socket, see `page.file.endpoint_of`.
 
     Attributes:
         dropped: how many messages found no daemon twice.
@@ -40,8 +33,8 @@ class MessageSender:
         NoRoomError: this process may open no more files, or start no more threads.
     """
 
-    def __init__(self, pyzmq: Any, endpoint: str) -> None:
-        _make_sure_of_room()
+    def __init__(self, pyzmq: Any, endpoint: bytes) -> None:
+        make_sure_of_room()
         self._zmq = zmq = pyzmq
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
@@ -126,25 +119,3 @@ def _close(socket: Any, context: Any, linger_ms: int) -> None:
     """In this order. Garbage collection has none, and a context waits for its sockets for ever."""
     socket.close(linger=linger_ms)
     context.term()
-
-
-def _make_sure_of_room() -> None:
-    """ZeroMQ ends the whole process where it gets no file or thread, so ask for as many first."""
-    files: list[int] = []
-    threads: list[threading.Thread] = []
-    enough = threading.Event()
-    try:
-        for _ in range(FILES_AT_MOST):
-            files.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        for _ in range(THREADS):
-            thread = threading.Thread(target=enough.wait)
-            thread.start()
-            threads.append(thread)
-    except (OSError, RuntimeError) as error:
-        raise NoRoomError(f"no room for {FILES_AT_MOST} files and {THREADS} threads more: {error}") from error
-    finally:
-        enough.set()
-        for thread in threads:
-            thread.join()
-        for file in files:
-            os.close(file)

@@ -109,15 +109,21 @@ def _pin_cores(local_rank: int, local_size: int) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", str(len(share)))
 
 
-def _start_daemon(local_rank: int) -> None:
+def _start_daemon(local_rank: int, local_size: int) -> None:
     from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, make_private_dir
+    from ds_hooks.shared.processes.identity import why_no_proc
     from squeezer.own_packages import check_own_packages
 
-    if not os.path.exists("/proc/self"):
-        raise OSError("/proc is not mounted, by which processes find each other")
+    if (why := why_no_proc()) is not None:
+        raise OSError(why)
     check_own_packages()  # before any code of a user's module that is called as one of them runs here
     from launch.leftovers import move_records_aside
+    from launch.room_for_processes import LEAST_PER_RANK, processes_left
 
+    left, needed = processes_left(), LEAST_PER_RANK * local_size
+    if left is not None and left < needed:
+        text = f"this user may start {left} more processes and threads (ulimit -u), which the training may need itself"
+        raise OSError(f"{text}; allowed: {needed} or more")
     directory = Path(os.environ[DIRECTORY_VARIABLE])
     if not directory.parent.exists():  # on a node other than the launcher's
         make_private_dir(directory.parent)
@@ -135,10 +141,13 @@ def _start_apart(command: Sequence[str], environment: Mapping[str, str], pid_fil
 
     This one becomes the training, which may wait until it has no children, or take the end of one for a fault.
     """
+    from ds_hooks.shared.processes.priority import leave_real_time
+
     starter = os.fork()
     if starter == 0:
         status = 1
         try:
+            leave_real_time()
             # in a group of its own: what a terminal sends to the job's processes is for the training
             daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, process_group=0)
             try:
@@ -176,9 +185,10 @@ def main() -> None:
         from squeezer.config import load_config
 
         config = load_config(os.environ[CONFIG])
+        local_size = first_number(os.environ, LOCAL_SIZE) or 1
         if config.run.pin_cores and os.environ.get(PIN_CORES) != "0" and runs_on_cores(os.environ):
-            _pin_cores(local_rank, first_number(os.environ, LOCAL_SIZE) or 1)
-        _start_daemon(local_rank)
+            _pin_cores(local_rank, local_size)
+        _start_daemon(local_rank, local_size)
     except Exception as error:
         from ds_hooks.shared import logs
 

@@ -13,20 +13,29 @@ def user_path(text: str) -> str:
     """A path with a home in place of ~ or ~USER.
 
     Raises:
-        ValueError: there is no such home, or it names an environment variable: a directory of that name would be made.
+        ValueError: there is no such home, or it names an environment variable and is not there: a directory of that
+            name would be made; or it has letters that no path has in this locale.
     """
     variable = _VARIABLE.search(text)
-    if variable is not None:
+    if variable is not None and not os.path.lexists(text):
         raise ValueError(f"{variable[0]} is not replaced in a path; allowed: ~, or the whole path")
     found = os.path.expanduser(text)
     if found.startswith("~"):
         raise ValueError(f"there is no home {found.partition('/')[0]}; allowed: ./~ for a file of that name")
+    try:
+        os.fsencode(found)
+    except UnicodeEncodeError as error:
+        text = f"this locale's paths are {error.encoding}; allowed: one with UTF-8, as LC_ALL=C.UTF-8"
+        raise ValueError(text) from None
     return found
 
 
 def path_text(path: Path) -> str:
-    """A path as a part of a name. Bytes that are not UTF-8 come as backslashes and digits: no database takes them."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    """A path as a part of a name, in ASCII: other bytes come as backslashes and digits.
+
+    Databases take nothing but UTF-8, and command lines what the locale has.
+    """
+    return os.fsencode(path).decode("ascii", "backslashreplace")
 
 
 def user_storage(named: str) -> str:

@@ -42,7 +42,12 @@ def keep(serve: Callable[[str | None], int], job_pid: int) -> int:
     job_fd = _open_job(job_pid)
     ended: str | None = None
     for restarts in range(MAX_RESTARTS + 1):
-        status, was_asked = _await(_fork(serve, ended, before), signals)
+        try:
+            pid = _fork(serve, ended, before)
+        except OSError as error:
+            log.error("no daemon, so nothing is squeezed; the main job continues alone: %s", error.strerror)
+            return 1
+        status, was_asked = _await(pid, signals)
         await_gated()
         remove_dead_groups()  # a killed daemon's side task has ended too, but not that one's own processes
         end_orphans()

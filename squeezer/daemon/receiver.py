@@ -9,7 +9,8 @@ from pathlib import Path
 import zmq
 
 from ds_hooks.shared import wire
-from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, why_too_long
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, endpoint_of, why_too_long
+from ds_hooks.shared.processes.room import NoRoomError, make_sure_of_room
 from ds_hooks.shared.processes.signals import asked_to_end
 
 MAXIMUM_BATCH = 64
@@ -30,7 +31,8 @@ class Receiver:
         fault: takes a sentence about whatever is lost or foreign.
 
     Raises:
-        DaemonError: the path is too long, or taken by something that is not a socket.
+        DaemonError: the path is too long, or taken by something that is not a socket, or this process may open no more
+            files, or start no more threads.
     """
 
     def __init__(self, path: Path, fault: Callable[[str], None]) -> None:
@@ -40,6 +42,10 @@ class Receiver:
             raise DaemonError(
                 f"{path} is taken by something that is not a socket; remove it or set ${DIRECTORY_VARIABLE}"
             )
+        try:
+            make_sure_of_room()
+        except NoRoomError as error:
+            raise DaemonError(str(error)) from error
         self._path = path
         self._fault = fault
         self._seq: int | None = None
@@ -49,7 +55,7 @@ class Receiver:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_MESSAGE_BYTES)
         before = os.umask(0o077)
         try:
-            self._socket.bind(f"ipc://{path}")
+            self._socket.bind(endpoint_of(path))  # type: ignore[arg-type]
         except zmq.ZMQError as error:
             self._socket.close(linger=0)
             self._context.term()

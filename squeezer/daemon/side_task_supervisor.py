@@ -106,7 +106,13 @@ class SideTaskSupervisor:
         if not self._may_start():
             return
         spawner = self._spawner
-        spawner.start()
+        try:
+            spawner.start()
+        except (OSError, ValueError) as error:  # ValueError: a study's name has letters that the locale lacks
+            log.error("no side task runs: %s", error)
+            self._record("not_started", reason=str(error))
+            self._wait_for_job()
+            return
         assert spawner.side is not None
         self._serves_now, self._has_left = None, False
         self._reader = StatusReader(spawner.status_fd, self._fault)
@@ -309,7 +315,10 @@ class SideTaskSupervisor:
         return True
 
     def _release_trials(self, *, died: bool, idle: bool) -> None:
-        self._closer = self._spawner.release_trials(died=died, idle=idle)
+        try:
+            self._closer = self._spawner.release_trials(died=died, idle=idle)
+        except (OSError, ValueError) as error:
+            log.error("trials wait until their worker's lease ends: %s", error)
         self._has_left_trials = False
 
     def _record(self, event: str, **fields: object) -> None:

@@ -7,9 +7,12 @@ import sys
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.sandbox import Child, Sandbox, is_alive, wait_for
 from tests.support.stranger import needs_second_user
 
 pytestmark = pytest.mark.integration
+OTHER = 54321
+"""A user without processes, as in the script; limits do not count for root."""
 
 TRAIN = """
 import os, resource, shutil, sys, tempfile
@@ -66,3 +69,30 @@ def test_a_process_that_may_start_few_more_threads_trains_on(left: int) -> None:
 
 def test_with_room_enough_they_work() -> None:
     assert train("files", 30).stdout == "True 0.5 None\n"
+
+
+@needs_second_user
+@pytest.mark.parametrize(
+    ("processes", "says", "status"),
+    [
+        (1, "no daemon, so nothing is squeezed; the main job continues alone", 1),
+        (2, "no room for 16 files and 2 threads more: can't start new thread", 2),
+        (4, "no side task runs: ", 0),
+    ],
+)
+def test_a_daemon_whose_user_may_start_few_processes_says_so(
+    sandbox: Sandbox, processes: int, says: str, status: int
+) -> None:
+    os.chown(sandbox.directory, OTHER, OTHER)
+    job: Child = sandbox.start(Child, "-c", "input()")
+    config = sandbox.config("tiny.py")
+    command = [sys.executable, "-m", "squeezer", "daemon", "--config", str(config), "--job-pid", str(job.pid)]
+    become = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups"]
+    become += ["--inh-caps=+dac_override", "--ambient-caps=+dac_override"]  # Python may lie in root's home
+    limited = ["prlimit", f"--nproc={processes}", *become, *command]
+    execute = "import os, sys; os.execvp(sys.argv[1], sys.argv[1:])"
+    daemon: Child = sandbox.start(Child, "-c", execute, *limited, OPENBLAS_NUM_THREADS="1")
+    wait_for(lambda: says in daemon.said() or not is_alive(daemon.pid), says)
+    assert job.process.stdin is not None
+    job.process.stdin.close()
+    assert daemon.ended() == status and says in daemon.said() and "Traceback" not in daemon.said(), daemon.said()

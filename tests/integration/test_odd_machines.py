@@ -9,6 +9,8 @@ import pytest
 
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, page_path
 from launch.rank import CONFIG, RUN, daemon_pid_path
+from squeezer.records.layout import events_path
+from squeezer.records.reader import read_events
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
@@ -31,14 +33,16 @@ MOUNTS = {
 SAYS = {"no /proc": "/proc is not mounted", "a full directory of pages": "No space left on device"}
 
 
-def train(tmp_path: Path, before: str = "true", **environment: str) -> "subprocess.CompletedProcess[str]":
+def train(
+    tmp_path: Path, before: str = "true", script: str = TRAIN, **environment: str
+) -> "subprocess.CompletedProcess[str]":
     """Start a rank as DeepSpeed does, after a shell's command in mounts of its own."""
-    script, config, run = tmp_path / "train.py", tmp_path / "squeezer.toml", tmp_path / "run"
-    script.write_text(TRAIN)
+    path, config, run = tmp_path / "train.py", tmp_path / "squeezer.toml", tmp_path / "run"
+    path.write_text(script)
     config.write_text(f'[run]\ndirectory = "{run}"\npin_cores = false\n')
     for made in (run, tmp_path / "pages", tmp_path / "empty"):
         made.mkdir(mode=0o700)
-    command = [sys.executable, str(ROOT / "launch" / "rank.py"), "--local_rank=0", str(script)]
+    command = [sys.executable, str(ROOT / "launch" / "rank.py"), "--local_rank=0", str(path)]
     named = {CONFIG: str(config), RUN: str(run), DIRECTORY_VARIABLE: str(tmp_path / "pages"), "PYTHONPATH": str(ROOT)}
     shell = before.format(empty=tmp_path / "empty", pages=tmp_path / "pages")
     return subprocess.run(
@@ -91,11 +95,45 @@ def test_for_a_user_without_a_name_it_trains(tmp_path: Path) -> None:
     assert log.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("limit", ["ulimit -n 64", "ulimit -v 4000000"])
-def test_with_few_files_or_little_memory_it_trains(tmp_path: Path, limit: str) -> None:
+@pytest.mark.parametrize("limit", ["ulimit -n 64", "ulimit -v 4000000", "ulimit -f 200"])
+def test_with_few_or_short_files_or_little_memory_it_trains(tmp_path: Path, limit: str) -> None:
     done = train(tmp_path, limit)
     assert (done.returncode, done.stdout) == (0, "True 0.5\n"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_where_a_page_is_too_long_a_file_it_trains_and_says_so(tmp_path: Path) -> None:
+    done = train(tmp_path, "ulimit -f 100")
+    assert (done.returncode, done.stdout) == (0, "False 0.5\n"), done.stderr
+    assert "training continues" in done.stderr and "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((tmp_path / "pages").glob("*")) == []
+
+
+def test_where_proc_is_another_namespaces_it_trains_and_takes_no_number_for_a_process(tmp_path: Path) -> None:
+    apart = ["unshare", "--pid", "--fork"]
+    if subprocess.run([*apart, "true"], capture_output=True).returncode:
+        pytest.skip("unshare is not allowed here, so another namespace's /proc is NOT shown to do no harm")
+    done = train(tmp_path, f'set -- {" ".join(apart)} "$@"')
+    assert (done.returncode, done.stdout) == (0, "False 0.5\n"), done.stderr
+    assert done.stderr.count("/proc belongs to another PID namespace") == 2, "no daemon, and no hooks"
+    assert "Traceback" not in done.stderr
+
+
+def test_a_directory_of_pages_may_have_any_bytes_in_its_name(tmp_path: Path) -> None:
+    done = train(tmp_path, **{DIRECTORY_VARIABLE: str(tmp_path / os.fsdecode(b"\xff %['\""))})
+    assert (done.returncode, done.stdout) == (0, "True 0.5\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    assert [record["r"] for record in read_events(events_path(tmp_path / "run", 0))][-1] == "end", "the daemon listened"
+
+
+def test_a_daemon_of_a_job_in_real_time_is_not_in_real_time(tmp_path: Path) -> None:
+    if subprocess.run(["chrt", "--fifo", "1", "true"], capture_output=True).returncode:
+        pytest.skip("real time is not allowed here, so a daemon is NOT shown to leave it")
+    looks = "import os; from pathlib import Path; pid = int(next(Path('pages').glob('*.pid')).read_text())"
+    script = f"{looks}\nprint(os.sched_getscheduler(0), os.sched_getscheduler(pid))"
+    done = train(tmp_path, 'set -- chrt --fifo 1 "$@"', script=f"import os; os.chdir({str(tmp_path)!r})\n{script}")
+    assert (done.returncode, done.stdout) == (0, f"{os.SCHED_FIFO} {os.SCHED_OTHER}\n"), done.stderr
 
 
 def test_with_too_long_a_name_of_the_directory_of_pages_it_trains_and_says_so(tmp_path: Path) -> None:

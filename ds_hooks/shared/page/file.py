@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ds_hooks.shared.page.layout import PAGE_BYTES, PAGE_MAGIC, PAGE_VERSION, Field, Role
 from ds_hooks.shared.private_file import OthersError, check_ours, make_parents
-from ds_hooks.shared.processes.identity import Namespaces, own_namespaces, start_time, why_apart
+from ds_hooks.shared.processes.identity import Namespaces, own_namespaces, start_time, why_apart, why_no_proc
 
 DIRECTORY_VARIABLE = "SQUEEZER_DIR"
 """The environment variable that names the directory of pages and sockets."""
@@ -47,7 +47,7 @@ def runtime_dir() -> Path:
     """
     named = os.environ.get(DIRECTORY_VARIABLE)
     if named:
-        return Path(named)
+        return Path(named).absolute()  # a script may change its directory
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     return Path(base) / f"squeezer-{os.getuid()}"
 
@@ -95,6 +95,11 @@ def socket_of(page: Path) -> Path:
     return page.with_suffix(".sock")
 
 
+def endpoint_of(socket: Path) -> bytes:
+    """What ZeroMQ calls the socket at that path, whatever bytes it has."""
+    return b"ipc://" + os.fsencode(socket)
+
+
 def why_too_long(socket: Path) -> str | None:
     """Say why there can be no socket at that path; None: there can."""
     length_bytes = len(os.fsencode(socket))
@@ -118,13 +123,7 @@ class Page:
         self.path = path
         self._fd = fd
         self._roles: list[Role] = []
-        # a map keeps a copy of its descriptor, with the lock of that: so it gets one that has none
-        try:
-            unlocked_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise PageError("/proc is not mounted, by which processes find each other") from None
-        self._map = mmap.mmap(unlocked_fd, PAGE_BYTES)
-        os.close(unlocked_fd)
+        self._map = _map(path, fd)
         self.words: memoryview[int] = memoryview(self._map).cast("q")
         _OPEN_PAGES.add(self)
 
@@ -140,8 +139,7 @@ class Page:
             PageError: there is none (without `create`) or no room for one, or it belongs to another user, is open to
                 others, or is in use with another version, or from a place where process ids or times mean others.
         """
-        if create:
-            make_private_dir(path.parent)
+        _prepare(path, create)
         deadline = time.monotonic() + CLAIM_TIMEOUT_S
         while True:
             if time.monotonic() > deadline:
@@ -154,10 +152,10 @@ class Page:
             except FileNotFoundError:
                 if not create:
                     raise PageError(f"no page at {path}: no main job or daemon is running") from None
-                made = _publish_new(path)
+                made = cls._make(path)
                 if made is None:
                     continue
-                return cls(path, made)
+                return made
             except OSError as error:
                 raise PageError(f"cannot open the page {path}: {error.strerror}") from error
             try:
@@ -173,6 +171,19 @@ class Page:
             except PageError:
                 os.close(fd)
                 raise
+
+    @classmethod
+    def _make(cls, path: Path) -> "Page | None":
+        """A new page; None: another process was faster."""
+        fd = _publish_new(path)
+        if fd is None:
+            return None
+        try:
+            return cls(path, fd)
+        except PageError:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+            raise
 
     def claim(self, role: Role) -> None:
         """Become the only writer of `role`'s words, until `close` or the end of this process.
@@ -238,6 +249,31 @@ class Page:
             self.path.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
+
+
+def _prepare(path: Path, create: bool) -> None:
+    """Make sure that process ids can be understood here, and that there is a directory for the page."""
+    if (why := why_no_proc()) is not None:
+        raise PageError(why)
+    if create:
+        make_private_dir(path.parent)
+
+
+def _map(path: Path, fd: int) -> mmap.mmap:
+    """Map the page that is open as `fd`.
+
+    Raises:
+        PageError: the file system cannot share memory, or this process may have no more of it, or of files.
+    """
+    try:
+        # a map keeps a copy of its descriptor, with the lock of that: so it gets one that has none
+        unlocked_fd = os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(unlocked_fd, PAGE_BYTES)
+        finally:
+            os.close(unlocked_fd)
+    except OSError as error:
+        raise PageError(f"cannot map the page {path}: {error.strerror}") from error
 
 
 def _publish_new(path: Path) -> int | None:

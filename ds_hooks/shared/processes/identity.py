@@ -4,6 +4,7 @@ A process is named by its id and its start time, in one PID namespace of one boo
 reach the process that a page names, and only in one time namespace do all of them read the same clock.
 """
 
+import os
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -20,6 +21,17 @@ class Namespaces(NamedTuple):
     boot_id_low: int
     pid_namespace: int
     time_namespace: int
+
+
+def why_no_proc() -> str | None:
+    """Say why /proc does not tell whom a process id means here; None: it does."""
+    try:
+        number = os.readlink("/proc/self")
+    except OSError:
+        return "/proc is not mounted, by which processes find each other"
+    if number == str(os.getpid()):
+        return None
+    return "/proc belongs to another PID namespace, where process ids mean others; mount it anew (unshare --mount-proc)"
 
 
 def own_namespaces() -> Namespaces:

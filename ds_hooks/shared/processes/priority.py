@@ -8,6 +8,12 @@ HOLDER_NICE = 10
 """A busy main job still keeps nine tenths of its core."""
 
 
+def leave_real_time() -> None:
+    """Be scheduled as usual: what a job of the real-time classes starts would keep its core from it."""
+    if os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def yield_the_core() -> None:
     """Let this thread, and what it starts, have a small share of a busy core, and not take it at once when it is woken.
 

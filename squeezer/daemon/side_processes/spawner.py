@@ -97,6 +97,7 @@ class Spawner:
         self._files = files
         self._worker = worker_name(files.run, files.rank)
         self._folder_record = temporary_folder_path(files.run, files.rank)
+        self._folder: str | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._closers: list[subprocess.Popen[bytes]] = []
         self.serves = None if config.study is None else statuses.Serving(str(config.study), config.study_name)
@@ -121,11 +122,16 @@ class Spawner:
         self._device.prepare(main_pid)
 
     def start(self) -> None:
-        """Start the process; `status_fd` becomes readable when it reports something, `side.pidfd` when it ends."""
+        """Start the process; `status_fd` becomes readable when it reports something, `side.pidfd` when it ends.
+
+        Raises:
+            OSError: this user may start no more processes, or open no more files.
+            ValueError: no command line can hold its arguments in this locale.
+        """
         files, config = self._files, self._config
         with suppress(OSError):  # a full disk
             make_dir(caches_path(files.run, files.rank).parent)  # builders use the user's umask
-        folder = make_folder(self._folder_record)
+        folder = self._folder = make_folder(self._folder_record)
         self._make_group()
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(write_fd, True)
@@ -139,19 +145,26 @@ class Spawner:
             *([] if self.group is None else ["--search-group", str(self.group.for_search)]),
             *self._limits(),
         ]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(write_fd,),
-            env=self._environment() | ({} if folder is None else {"TMPDIR": folder}),
-            # In a group of its own: where a stopped process is in a group that loses its terminal, the kernel sends
-            # SIGHUP to all of that group, which may be the main job's. In the main job's session, if that is ours:
-            # else niceness counts only within its own.
-            start_new_session=self._device.own_session,
-            process_group=None if self._device.own_session else 0,
-            preexec_fn=partial(_tie, os.getpid(), self.group),
-        )
-        os.close(write_fd)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(write_fd,),
+                env=self._environment() | ({} if folder is None else {"TMPDIR": folder}),
+                # In a group of its own: where a stopped process is in a group that loses its terminal, the kernel sends
+                # SIGHUP to all of that group, which may be the main job's. In the main job's session, if that is ours:
+                # else niceness counts only within its own.
+                start_new_session=self._device.own_session,
+                process_group=None if self._device.own_session else 0,
+                preexec_fn=partial(_tie, os.getpid(), self.group),
+            )
+        except (OSError, ValueError):
+            os.close(read_fd)
+            self._close_group()
+            remove_folder(self._folder_record, self._folder)
+            raise
+        finally:
+            os.close(write_fd)
         self.status_fd = read_fd
         self.side = SideProcess(pid=self._process.pid, pidfd=os.pidfd_open(self._process.pid))
         if self.group is not None and not self.group.has(self.side.pid) and not has_ended(self.side.pidfd):
@@ -168,7 +181,7 @@ class Spawner:
         status = self._process.wait()
         self._close_group()
         self._end_orphans()
-        remove_folder(self._folder_record)
+        remove_folder(self._folder_record, self._folder)
         os.close(self.side.pidfd)
         os.close(self.status_fd)
         self._process, self.side, self.status_fd = None, None, -1
@@ -190,6 +203,10 @@ class Spawner:
         Args:
             died: whether the side task ended unasked.
             idle: use only the main job's idle time.
+
+        Raises:
+            OSError: see `start`.
+            ValueError: likewise.
         """
         assert self.serves is not None
         command = releasing_command(self.serves.name, self._files.studies, self._worker)
@@ -227,7 +244,7 @@ class Spawner:
         try:
             printed = output_of(command, self._environment(), timeout_s, why_stop)
             return dict(json.loads(printed.splitlines()[-1]))
-        except (InterruptedError, subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
+        except (OSError, subprocess.SubprocessError, json.JSONDecodeError, IndexError) as error:
             log.warning("no dedicated rate, so no yield: %s", unmeasured_because(error))
             return None
         finally:
@@ -312,6 +329,8 @@ def unmeasured_because(error: Exception) -> str:
     """Why a process that was to print what it measured has not; in a user's words, without its command."""
     if isinstance(error, InterruptedError):
         return str(error)
+    if isinstance(error, OSError):
+        return f"what measures it could not be started: {error.strerror}"
     if isinstance(error, subprocess.TimeoutExpired):
         return f"measuring it took longer than {error.timeout:.0f} s"
     if isinstance(error, subprocess.CalledProcessError):

@@ -23,7 +23,7 @@ def make_folder(record: Path) -> str | None:
         record: the file that keeps its path, so that the next one removes it if this process is killed.
 
     Returns:
-        Its path; None on a full disk.
+        Its path; None on a full disk, or where the path is no text.
     """
     remove_folder(record)
     try:
@@ -32,7 +32,7 @@ def make_folder(record: Path) -> str | None:
         return None
     try:
         write_text(record, folder)
-    except OSError:
+    except (OSError, ValueError):
         shutil.rmtree(folder, ignore_errors=True)
         return None
     return folder
@@ -46,10 +46,15 @@ def remove_folders(records: Iterable[Path]) -> None:
                 remove_folder(record)
 
 
-def remove_folder(record: Path) -> None:
-    """Remove the folder that `record` names, if there is one and it is ours."""
+def remove_folder(record: Path, known: str | None = None) -> None:
+    """Remove the folder that `record` names, if there is one and it is ours.
+
+    Args:
+        record: see `make_folder`.
+        known: the folder's path, if this process has made it: the record may be gone, with the whole run.
+    """
     with suppress(OSError, ValueError):
-        folder = Path(record.read_text(encoding="utf-8"))
+        folder = Path(known or record.read_text(encoding="utf-8"))
         found = folder.lstat()
         if folder.name.startswith(_PREFIX) and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)

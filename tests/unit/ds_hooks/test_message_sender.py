@@ -36,7 +36,7 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def sender(endpoint: str) -> Iterator[MessageSender]:
-    made = MessageSender(zmq, endpoint)
+    made = MessageSender(zmq, endpoint.encode())
     yield made
     made.close(linger_ms=0)
 

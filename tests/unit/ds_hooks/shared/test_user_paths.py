@@ -1,5 +1,8 @@
 """Paths that no shell has read mean what their users mean, or are refused."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +10,7 @@ import sqlalchemy as sa
 
 from ds_hooks.shared.secrets import read_storage
 from ds_hooks.shared.user_paths import user_path
+from tests.support.paths import ROOT
 
 
 @pytest.fixture
@@ -48,3 +52,19 @@ def test_what_would_make_a_directory_that_nobody_means(path: str, message: str) 
     for named in (path, f"sqlite:///{path}"):
         with pytest.raises(ValueError, match=message):
             read_storage(named)
+
+
+def test_letters_that_no_path_has_in_this_locale_are_refused() -> None:
+    tried = "try: user_path('\\xfc')\nexcept ValueError as error: print(error)"
+    code = f"from ds_hooks.shared.user_paths import user_path\n{tried}"
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == "this locale's paths are ascii; allowed: one with UTF-8, as LC_ALL=C.UTF-8\n", done.stderr
+
+
+def test_what_is_there_may_be_called_as_a_variable(tmp_path: Path) -> None:
+    there = tmp_path / "$HOME"
+    there.mkdir()
+    assert user_path(str(there)) == str(there)
+    with pytest.raises(ValueError, match=r"\$HOME is not replaced in a path"):
+        user_path(str(there / "run"))

@@ -28,6 +28,22 @@ def test_it_goes_with_all_that_it_holds(tmp_path: Path) -> None:
     remove_folder(record)
 
 
+def test_it_goes_though_the_whole_run_was_removed_meanwhile(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    made = make_folder(record)
+    record.unlink()
+    remove_folder(record, made)
+    assert folders(tmp_path) == []
+
+
+def test_there_is_none_where_its_path_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = tmp_path / "tmp" / "\udcff"
+    odd.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(odd))
+    assert make_folder(tmp_path / "record") is None
+    assert list(odd.iterdir()) == []
+
+
 def test_the_next_one_removes_what_a_killed_daemon_has_left(tmp_path: Path) -> None:
     record = tmp_path / "record"
     make_folder(record)
