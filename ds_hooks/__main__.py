@@ -23,7 +23,6 @@ import importlib.util
 import io
 import pkgutil
 import runpy
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -31,6 +30,7 @@ from typing import Any
 
 from ds_hooks.notice import notice
 from ds_hooks.shared.renamed_commands import refuse
+from ds_hooks.whose_error import is_of_the_script
 
 USAGE = "usage: python -m ds_hooks [--module] SCRIPT [ARGUMENT …]"
 
@@ -42,7 +42,6 @@ class _AttachWhenImported(importlib.abc.MetaPathFinder):
     """
 
     def __init__(self) -> None:
-        self.handles: weakref.WeakSet[Any] = weakref.WeakSet()  # each goes with its engine
         self.found_engine = False
         self._is_looking = False
 
@@ -76,9 +75,11 @@ class _AttachWhenImported(importlib.abc.MetaPathFinder):
         try:
             from ds_hooks.handle import attach
         except Exception as error:  # the script needs none of them
+            if is_of_the_script(error):
+                raise
             notice(f"the hooks do not load; training continues without squeezing: {type(error).__name__}: {error}")
         else:
-            self.handles.add(attach(engine))
+            attach(engine)
 
 
 class _WrappingLoader(importlib.abc.Loader):
@@ -135,12 +136,11 @@ def main(arguments: list[str] | None = None) -> None:
     def finish() -> None:
         if os.getpid() != main_pid:
             return  # a forked data-loading worker
-        for handle in [*finder.handles]:
-            handle.detach()
-        if not finder.found_engine:
+        if not finder.found_engine and "ds_hooks.handle" not in sys.modules:  # the script may attach hooks by itself
             notice(
-                f"{script} ended without a pipeline engine, so no bubble was seen; call "
-                f"deepspeed.initialize(model=...) with a PipelineModule or a DualPipeVModule"
+                f"{script} built no pipeline engine in this process, so no bubble was seen here; call "
+                f"deepspeed.initialize(model=...) with a PipelineModule or a DualPipeVModule, and, in processes that "
+                f"the script starts itself, ds_hooks.attach(engine)"
             )
 
     atexit.register(finish)

@@ -1,5 +1,6 @@
 """The hooks' life: attach to an engine, and leave it by choice or after a fault."""
 
+import atexit
 import gc
 import os
 import sys
@@ -7,6 +8,7 @@ import time
 import traceback
 import weakref
 from contextlib import suppress
+from multiprocessing import parent_process, util
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,15 @@ from ds_hooks.shared.processes.ranks import LOCAL_RANK, MASTER_PORT, first_numbe
 from ds_hooks.shared.processes.room import NoRoomError
 from ds_hooks.shared.wire import Hello
 from ds_hooks.step_hooks import StepHooks, Steps
+from ds_hooks.whose_error import is_of_the_script
 
 
 def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int | None = None) -> "Handle":
     """Publish the bubbles of `engine` to this device's daemon, whether one runs yet or not.
 
-    It never raises and never blocks. If the hooks cannot work, they say so on stderr, and the returned handle is off.
-    The hooks leave with `Handle.detach`, or with the engine when the script drops it.
+    It never blocks, and raises nothing but what a signal handler or another thread of the script raises meanwhile. If
+    the hooks cannot work, they say so on stderr, and the returned handle is off. They leave with `Handle.detach`, with
+    the engine when the script drops it, or with the process.
 
     Args:
         engine: what `deepspeed.initialize` returned for a `PipelineModule` or `DualPipeVModule`.
@@ -47,11 +51,14 @@ def attach(engine: Any, *, directory: Path | str | None = None, local_rank: int 
     """
     handle = Handle(engine)
     try:
-        handle.start(Path(directory) if directory is not None else runtime_dir(), local_rank)
+        handle.start(Path(directory).absolute() if directory is not None else runtime_dir(), local_rank)
     except HasHooksError as error:
         handle.fault = str(error)
         notice(handle.fault)
-    except Exception as error:
+    except BaseException as error:
+        if is_of_the_script(error):
+            handle.detach()
+            raise
         handle.switch_off(error)
     return handle
 
@@ -60,6 +67,24 @@ _HANDLES: "weakref.WeakSet[Handle]" = weakref.WeakSet()
 """Those of this process."""
 _TURNS: dict[tuple[Path, int], Steps] = {}
 """Of each device, the steps of the engine that has the hooks, or had them when it was freed: see `several_engines`."""
+
+
+@atexit.register
+def _leave_with_process() -> None:
+    """Without a daemon, nobody else would remove the page."""
+    for handle in [*_HANDLES]:
+        handle.detach()
+
+
+def _forget_in_child() -> None:
+    """A forked child may build engines of its own. What it has of its parent's hooks would write to that one's page."""
+    for handle in [*_HANDLES]:
+        handle.forget()
+    _HANDLES.clear()
+    _TURNS.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class Handle:
@@ -110,6 +135,9 @@ class Handle:
         if HOOKED or WAITING:
             gc.collect()  # an engine that the script has dropped gives its page back now, not in the middle of a step
         self._place = directory, local_rank
+        _HANDLES.add(self)
+        if parent_process() is not None:
+            util.Finalize(None, _leave_with_process, exitpriority=0)  # such a process may end without `atexit`
         if self._place not in _TURNS:
             self._begin(connect(directory, local_rank, device_type(engine), self._rank))
             return
@@ -159,7 +187,6 @@ class Handle:
     def _begin(self, connection: Connection) -> None:
         engine = self._engine
         assert self._place is not None  # `start` has set it
-        _HANDLES.add(self)
         _TURNS[self._place] = self._steps
         self._connection = connection
         # where a script drops its engine: the socket would hang the garbage collection, and the role stay taken
@@ -184,6 +211,11 @@ class Handle:
     def detach(self) -> None:
         """Restore the engine, say goodbye to the daemon, and give the page back. A second call does nothing."""
         self._leave(fault=0)
+
+    def forget(self) -> None:
+        """Leave the engine alone in a forked child: page and daemon are its parent's."""
+        self._connection = None
+        self.detach()
 
     def switch_off(self, error: BaseException) -> None:
         """Stop for good after a fault, once and loudly."""
