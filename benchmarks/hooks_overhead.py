@@ -19,7 +19,7 @@ from benchmarks.shared.intervals import ratio_with_ci95, winsorized
 from benchmarks.shared.paths import ROOT
 from benchmarks.shared.processes import environment, run_directories
 from benchmarks.shared.results import commit, finish, kept_runs, parse
-from launch.ds_squeeze import free_port
+from launch.ports import free_port
 
 NAME = "hooks_overhead"
 GHOSTS = ((4, 0, 4), (4, 1, 4))

@@ -54,7 +54,8 @@ class BuildLockWatch:
         """Remove what this job's builders have left."""
         self._over.set()
         self._thread.join()
-        self.remove_orphans()
+        with suppress(OSError, psutil.Error):
+            self.remove_orphans()
 
     def look(self) -> None:
         """Note which of this process's descendants hold which lock now."""
@@ -82,7 +83,8 @@ class BuildLockWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_EVERY_S):
-            self.look()
+            with suppress(OSError, psutil.Error):  # no more files, say
+                self.look()
 
 
 def _build_locks(environment: Mapping[str, str]) -> list[_Lock]:

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,14 +21,11 @@ from types import FrameType
 from typing import Any
 
 from ds_hooks.shared import logs
-from ds_hooks.shared.command_line import version
-from ds_hooks.shared.page.file import (
-    DIRECTORY_VARIABLE,
-    PageError,
-    runtime_dir,
-)
+from ds_hooks.shared.command_line import print_anything, version
+from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, PageError, runtime_dir
 from ds_hooks.shared.private_file import check_ours
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.identity import why_no_proc
 from ds_hooks.shared.processes.signals import asked_to_end
 from ds_hooks.shared.renamed_commands import MOVED
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
@@ -50,6 +46,7 @@ from launch.leftovers import (
     remove_temporary_folders,
     stop_children,
 )
+from launch.ports import free_port, needs_port
 from squeezer.config import Config, ConfigError, load_config
 from squeezer.daemon.run_directory import claim_directory, running_daemons
 from squeezer.records.layout import events_path
@@ -135,18 +132,6 @@ def redirect_to_rank(parsed: argparse.Namespace) -> argparse.Namespace:
     return changed
 
 
-def needs_port(options: Sequence[str], hostfile_exists: bool) -> bool:
-    """Whether to choose a free master port: on a single node, unless the user named one, abbreviated or not."""
-    return not hostfile_exists and not any(option.startswith("--master_p") for option in options)
-
-
-def free_port() -> int:
-    """Find a TCP port on which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _prepare_environment() -> None:
     """Let DeepSpeed find what its compiler calls need. All else stays as with its own command."""
     tools = str(Path(sys.executable).parent)  # ninja is beside Python
@@ -182,6 +167,9 @@ def _launch(runner: Any, parsed: argparse.Namespace, daemons: Callable[[], list[
     runner.parse_args = lambda args=None: parsed
     if "SQUEEZER_" not in runner.EXPORT_ENVS:
         runner.EXPORT_ENVS.append("SQUEEZER_")
+    if why_no_proc() is not None:  # nobody's children can be found
+        runner.main()
+        return 0
     patience_s, earlier = 0.0, children()
     with BuildLockWatch(os.environ):
         try:
@@ -249,11 +237,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
             draw_yield(content, yield_picture_path(run))
 
     for what in (release_trials, trace, picture, report):
-        try:
-            what()
-        except Exception as error:
-            name = what.__name__.replace("_", " ")
-            log.error("%s: %s: %s", name, type(error).__name__, error)
+        _harmlessly(what)
 
 
 def _release_trials(run: Path, config: Config) -> None:
@@ -309,9 +293,11 @@ def squeeze(arguments: Sequence[str]) -> int:
     is_first_node = changed.node_rank <= 0  # with --no_ssh every node has a launcher
     with _ended_once(), ExitStack() as around:
         try:
+            if (why := why_no_proc()) is not None:
+                raise PageError(why)
             check_ours(run)
             directory = fresh_directory(runtime_dir())
-            around.callback(close_directory, directory, own_port)
+            around.callback(_harmlessly, close_directory, directory, own_port)
             around.callback(os.close, claim_directory(directory, own_port))
             if is_first_node:
                 around.enter_context(RunLock(run, directory))
@@ -320,7 +306,7 @@ def squeeze(arguments: Sequence[str]) -> int:
             log.warning("nothing is squeezed or recorded; the training runs as usual: %s", error)
             parsed.master_port = changed.master_port
             if own_port is not None:
-                around.callback(remove_buffers_soon, own_port)
+                around.callback(_harmlessly, remove_buffers_soon, own_port)
             return _launch(runner, parsed)
         os.environ[rank.CONFIG] = str(Path(config_file).resolve())
         os.environ[rank.RUN] = str(run)
@@ -331,14 +317,26 @@ def squeeze(arguments: Sequence[str]) -> int:
             os.environ[rank.PIN_CORES] = "0"
         daemons = partial(running_daemons, directory)
         code = _launch(runner, changed, daemons)
-        patience_s = WAIT_FOR_DAEMONS_S + config.run.calibrate_s
-        end_daemons(daemons, patience_s)
-        if is_first_node:
-            await_records(run, patience_s)  # of other nodes, if they write here, and of daemons that die just now
-        remove_temporary_folders(run)
-        if is_first_node or not events_path(run, 0).exists():  # where they do not, each node reports what it has
-            finish(run, config, _reason(code))
+        _harmlessly(_conclude, config, daemons, is_first_node, _reason(code))
     return code
+
+
+def _conclude(config: Config, daemons: Callable[[], list[int]], is_first_node: bool, reason: str) -> None:
+    run, patience_s = config.run.directory, WAIT_FOR_DAEMONS_S + config.run.calibrate_s
+    end_daemons(daemons, patience_s)
+    if is_first_node:
+        await_records(run, patience_s)  # of other nodes, if they write here, and of daemons that die just now
+    remove_temporary_folders(run)
+    if is_first_node or not events_path(run, 0).exists():  # where they do not, each node reports what it has
+        finish(run, config, reason)
+
+
+def _harmlessly(do: Callable[..., None], *arguments: object) -> None:
+    """Do something when the job is over. An error costs a line, and not the job's exit code."""
+    try:
+        do(*arguments)
+    except Exception as error:
+        log.error("%s: %s: %s", do.__name__.strip("_").replace("_", " "), type(error).__name__, error)
 
 
 def _begin_records(run: Path) -> None:
@@ -350,6 +348,7 @@ def _begin_records(run: Path) -> None:
 def main() -> None:
     """Run the command `ds_squeeze`."""
     logs.set_up()
+    print_anything()
     arguments = sys.argv[1:]
     if arguments[:1] in (["-h"], ["--help"]):
         print(f"{USAGE}\n\n  {_FLAG} FILE  the configuration of Bubble Squeezer (TOML)")
@@ -369,7 +368,17 @@ def main() -> None:
         code = USER_ERROR_STATUS
     except KeyboardInterrupt:
         code = 128 + signal.SIGINT
+    _drop_what_cannot_be_printed()
     sys.exit(code)
+
+
+def _drop_what_cannot_be_printed() -> None:
+    """Nobody reads standard output, or its disk is full. Python's own try at its end would make another exit code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from ds_hooks.shared.command_line import (
     Command,
     make_parser,
     positive,
+    print_anything,
     refuse_command,
     refuse_unknown_command,
     run_command,
@@ -29,6 +30,7 @@ DESCRIPTION = "Use the pipeline bubbles of DeepSpeed jobs, and see what that cos
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one sub-command; returns the exit status. A mistake of the user's ends with one clear line and status 2."""
+    print_anything()
     words = list(sys.argv[1:] if arguments is None else arguments)
     refuse_unknown_command(PROGRAM, words, [command.name for command in COMMANDS])
     launched: list[str] = []
@@ -63,10 +65,13 @@ def ds_squeeze() -> None:
 
 def _daemon(parsed: argparse.Namespace) -> int:
     from ds_hooks.shared import logs
+    from ds_hooks.shared.processes.identity import why_no_proc
     from ds_hooks.shared.processes.signals import ignore_signals_to_others
     from squeezer.daemon.daemon_keeper import keep, shield
 
     logs.set_up()
+    if (why := why_no_proc()) is not None:
+        refuse_command(parsed, why)
     ignore_signals_to_others()
     with ExitStack() as ends:
         if parsed.pid_file is not None:

@@ -14,6 +14,7 @@ from ds_hooks.shared.command_line import (
     Command,
     make_parser,
     positive,
+    print_anything,
     refuse_command,
     refuse_unknown_command,
     run_command,
@@ -48,6 +49,7 @@ DESCRIPTION = "Train many hyperparameter trials as one model."
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one sub-command; returns the exit status. A mistake of the user's ends with one clear line and status 2."""
+    print_anything()
     words = list(sys.argv[1:] if arguments is None else arguments)
     refuse_unknown_command(PROGRAM, words, [command.name for command in COMMANDS])
     logs.set_up()

@@ -16,7 +16,7 @@ from benchmarks.shared.paths import ROOT
 from benchmarks.shared.processes import environment
 from benchmarks.soak.faults import Plan
 from benchmarks.soak.processes import MARK
-from launch.ds_squeeze import free_port
+from launch.ports import free_port
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 
 _PROMPT_S = 30.0

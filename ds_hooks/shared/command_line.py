@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import io
 import math
 import os
 import select
@@ -56,6 +57,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with one line and the status of a user's mistake."""
         self.exit(USER_ERROR_STATUS, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def print_anything() -> None:
+    """Let standard output show as escapes what its encoding lacks, as in the locale C: a path, or a × in a table."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 STUDY_HELP = "a Python file that defines one study"

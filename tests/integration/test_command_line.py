@@ -65,6 +65,26 @@ def test_output_that_nobody_reads_to_its_end_is_no_error(lines: int) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+def test_a_launcher_keeps_the_jobs_exit_code_though_its_own_output_has_no_room() -> None:
+    code = "from launch import ds_squeeze\nds_squeeze.squeeze = lambda _: print('Gained') or 7\nds_squeeze.main()"
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}  # so that Python itself writes the rest at its end
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, env=buffered, stdout=full, stderr=subprocess.PIPE, timeout=120)
+    assert (done.returncode, done.stderr) == (7, b"")
+
+
+def test_what_an_encoding_lacks_is_printed_as_escapes() -> None:
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-m", "squeezer", "observe", "--help"],
+        env={**os.environ, "PYTHONPATH": paths, "PYTHONIOENCODING": "ascii:strict"},
+        capture_output=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, b"") and b"[ARGUMENT \\u2026]" in done.stdout
+
+
 @pytest.mark.parametrize("old", [old for old in MOVED if old.startswith("python -m ")])
 def test_a_module_that_moved_says_where(old: str, tmp_path: Path) -> None:
     done = python("-m", old.removeprefix("python -m "), "an", "--argument", cwd=tmp_path)

@@ -3,7 +3,6 @@
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch import ds_squeeze, rank
-from launch.ds_squeeze import LaunchError, free_port, needs_port, redirect_to_rank, take_flag
+from launch.ds_squeeze import LaunchError, redirect_to_rank, take_flag
 from launch.leftovers import (
     RunInUseError,
     RunLock,
@@ -111,18 +110,6 @@ def test_a_module_stays_a_module() -> None:
 def test_what_cannot_be_hooked_is_refused(option: str) -> None:
     with pytest.raises(LaunchError, match=option.partition("=")[0]):
         redirect_to_rank(deepspeed_parser([option, "train.py"]))
-
-
-def test_a_port_is_chosen_on_one_node_unless_the_user_chose() -> None:
-    assert needs_port(["--num_gpus", "2"], hostfile_exists=False)
-    assert not needs_port(["--master_port", "29500"], hostfile_exists=False)
-    assert not needs_port(["--master_port=1"], hostfile_exists=False)
-    assert not needs_port(["--num_gpus", "2"], hostfile_exists=True)
-
-
-def test_the_port_can_be_bound() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", free_port()))
 
 
 @pytest.mark.parametrize(
