@@ -1,25 +1,32 @@
 """Trains a small pipeline in unusual ways, one after another: `unusual_train.py --losses FILE`, an ordinary script.
 
 Nothing here is forbidden to a training, and none of it may change a loss: a storm of signals with handlers, steps in
-threads and under asyncio, tracing, profiling, a frozen collector, forked children, other sizes of the step, evaluations
-in between, an environment that is emptied, an abrupt end with status 7.
+threads and under asyncio, tracing, profiling, a frozen collector, forked children, copies of the engine, loaders with
+processes of all kinds, other sizes of the step, evaluations in between, an environment that is emptied, an abrupt end
+with status 7.
 """
 
 import argparse
 import asyncio
+import copy
+import cProfile
+import faulthandler
 import gc
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import deepspeed
 import torch
 from deepspeed.pipe import PipelineModule
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 WIDTH, BATCH, MICRO_BATCHES = 128, 32, 4
 PATIENT_STEPS, STEPS_EACH = 22, 4
@@ -31,6 +38,17 @@ def batches() -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         x = torch.randn(BATCH, WIDTH, generator=generator)
         yield x, x.flip(1)
+
+
+class Batches(Dataset[tuple[Tensor, Tensor]]):
+    """The first ones, for loaders whose processes make them."""
+
+    def __len__(self) -> int:
+        return STEPS_EACH * MICRO_BATCHES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(BATCH, WIDTH, generator=torch.Generator().manual_seed(index))
+        return x, x.flip(1)
 
 
 class Script:
@@ -51,8 +69,8 @@ class Script:
         self.data = batches()
         self.losses: list[str] = []
 
-    def step(self) -> None:
-        self.losses.append(float(self.engine.train_batch(self.data)).hex())
+    def step(self, data: Iterator[tuple[Tensor, Tensor]] | None = None) -> None:
+        self.losses.append(float(self.engine.train_batch(data or self.data)).hex())
 
     def in_a_storm_of_signals(self) -> None:
         for number in (*SIGNALS, signal.SIGALRM):
@@ -95,6 +113,12 @@ class Script:
                 self.step()
         sys.settrace(None)
         sys.setprofile(None)
+        profile = cProfile.Profile()
+        with open(os.devnull, "w") as nowhere:
+            faulthandler.dump_traceback_later(0.01, repeat=True, file=nowhere)
+            for _ in range(STEPS_EACH):
+                profile.runcall(self.step)
+            faulthandler.cancel_dump_traceback_later()
 
     def with_a_frozen_collector_and_another_clock(self) -> None:
         gc.freeze()
@@ -113,6 +137,40 @@ class Script:
                 os._exit(0)
             self.step()
             os.waitpid(child, 0)
+
+    def beside_children_that_are_forked_in_a_step_and_leave_it(self) -> None:
+        parent = os.getpid()
+
+        def forks() -> Iterator[tuple[Tensor, Tensor]]:
+            for batch in self.data:
+                child = os.fork()
+                if child == 0:
+                    raise SystemExit
+                os.waitpid(child, 0)
+                yield batch
+
+        for _ in range(STEPS_EACH):
+            try:
+                self.step(forks())
+            finally:
+                if os.getpid() != parent:
+                    os._exit(0)
+
+    def with_copies_of_the_engine(self) -> None:
+        for _ in range(STEPS_EACH):
+            copy.copy(self.engine)
+            with suppress(Exception):  # no process group can be copied
+                copy.deepcopy(self.engine)
+            with suppress(Exception):
+                pickle.dumps(self.engine)
+            self.step()
+
+    def with_loaders_of_all_kinds(self) -> None:
+        for context in ("fork", "spawn", "forkserver"):
+            loader = DataLoader(Batches(), batch_size=None, num_workers=1, multiprocessing_context=context)
+            loaded = iter(loader)
+            for _ in range(STEPS_EACH):
+                self.step(loaded)
 
     def with_other_micro_batches_and_evaluations(self) -> None:
         for micro_batches in (2, 8, 1, MICRO_BATCHES):
@@ -136,6 +194,9 @@ WAYS: tuple[Callable[[Script], None], ...] = (
     Script.traced_and_profiled,
     Script.with_a_frozen_collector_and_another_clock,
     Script.beside_forked_children,
+    Script.beside_children_that_are_forked_in_a_step_and_leave_it,
+    Script.with_copies_of_the_engine,
+    Script.with_loaders_of_all_kinds,
     Script.with_other_micro_batches_and_evaluations,
     Script.with_no_environment,
 )
