@@ -14,6 +14,8 @@ from trials.search.storage.claims import Claims, Sign
 from trials.search.storage.database import connect
 
 _ENDLESS = 10**9
+_EPOCHS = 2, 4, 7, 10
+"""After which a trial is scored."""
 
 
 class Statements:
@@ -61,38 +63,37 @@ def sustained(storage: str, directory: Path, workers: int, seconds: float, *, ar
     return {"workers": workers, **{key: round(sum(each[key] for each in found), 1) for key in found[0]}}
 
 
-def claim_one(claims: Claims, number: int) -> int:
-    """Claim a trial, and end it after four scores. Returns how many there were."""
-    epochs = (2, 4, 7, 10)
+def claim_one(claims: Claims, number: int, since: int = 0) -> int:
+    """Claim a trial, and end it after four scores. Returns its fence, which is the next one's `since`."""
     with claims.alone() as held:
-        held.fences(_ENDLESS)
-        claim = held.claim(number)
+        held.fences(since)
+        claim = held.begin(number)
     assert claim is not None
-    for epoch in epochs:
-        is_last = epoch == epochs[-1]
+    for epoch in _EPOCHS:
+        is_last = epoch == _EPOCHS[-1]
         with claims.owned(claim, uuid.uuid4().hex, writes=is_last) as mine:
             assert mine is not None
             mine.count(None, None, epoch if is_last else None, epoch)
-    return len(epochs)
+    return claim.fence
 
 
 def _claim(name: str, storage: str, directory: Path, seconds: float, ready: Any, results: Any) -> None:
     claims = Claims(connect(storage, directory), NAME, name)
     numbers = iter(range(int(name.removeprefix("w")) * 10**6, _ENDLESS))
     ready.wait()
-    trials = reports = 0
+    trials = fence = 0
     with Statements() as statements:
         begun_s = sign_s = time.monotonic()
         while (now_s := time.monotonic()) < begun_s + seconds:
             if now_s > sign_s + 10:
                 claims.renew(Sign({}))
                 sign_s = now_s
-            reports += claim_one(claims, next(numbers))
+            fence = claim_one(claims, next(numbers), fence)
             trials += 1
         took_s = time.monotonic() - begun_s
     claims.close()
     counts = {"statements": statements.count, "of_claims": statements.of_claims}
-    counts |= {"trials": trials, "reports": reports}
+    counts |= {"trials": trials, "reports": trials * len(_EPOCHS)}
     results.put({f"{key}_per_s": count / took_s for key, count in counts.items()})
 
 

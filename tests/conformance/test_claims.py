@@ -127,6 +127,21 @@ def test_what_is_released_is_claimed_again_under_a_higher_fence(hire: Hire) -> N
     assert [span for span in other.spans() if span.kept] == [Span(0, 0, 4, True), Span(0, 4, 9, True)]
 
 
+def test_a_new_trial_costs_one_statement_and_another_is_claimed_as_ever(hire: Hire) -> None:
+    one, other = hire("one"), hire("other")
+    sure(other, 5)
+    sent: list[str] = []
+    with one.alone() as held:
+        held.fences(since=0)
+        sa.event.listen(one._engine, "before_cursor_execute", lambda c, cursor, statement, *_: sent.append(statement))
+        assert held.begin(6) == Claim(6, fence=2, epoch=0, deaths=0) and not held.has_last_try()
+        assert len(sent) == 1
+        assert held.begin(5) is None and held.begin(6) is None, "some worker has it"
+        seven = held.begin(7)
+        assert seven is not None and seven.fence > 2
+    assert claimed(other, 6) is None and sure(other, 8).fence > 3
+
+
 def test_a_worker_that_came_back_under_its_old_name_does_not_pass_for_its_successor(hire: Hire) -> None:
     one = hire("one")
     before = sure(one, 0)

@@ -52,29 +52,35 @@ class Beginner:
         self._draws = Draws(seen.sampler)
         self._said: set[str] = set()
 
-    def begin(self, claimed: Claimed) -> dict[str, Any] | Unbegun:
-        """Return the trial as the side task gets it. Why trials fail is said once per reason."""
-        begun = self._begun(claimed)
+    def begin(self, claimed: Claimed, again: bool = False) -> dict[str, Any] | Unbegun:
+        """Return the trial as the side task gets it. Why trials fail is said once per reason.
+
+        Args:
+            claimed: the trial.
+            again: whether this was tried before, and may have been done in part.
+        """
+        begun = self._begun(claimed, is_new=claimed.is_new and not again)
         reason = begun.reason if isinstance(begun, Unbegun) else None
         if reason is not None and reason not in self._said:
             self._said.add(reason)
             log.warning("trial %d failed: %s", claimed.claim.trial, reason)
         return begun
 
-    def _begun(self, claimed: Claimed) -> dict[str, Any] | Unbegun:
-        frozen = self._seen._storage.get_trial(claimed.trial_id)
-        number, claim = frozen.number, claimed.claim
+    def _begun(self, claimed: Claimed, *, is_new: bool) -> dict[str, Any] | Unbegun:
+        claim = claimed.claim
+        number = claim.trial
+        params = None if is_new else self._seen._storage.get_trial(claimed.trial_id).user_attrs.get(PARAMS)
         further = {"milestone": claimed.milestone} if self._user_study.promotes else {}
         further |= {"deaths": claim.deaths} if claim.deaths else {}
         if claim.deaths >= MOST_DEATHS:
             reason = f"{claim.deaths} workers died in it, one after another, and left no checkpoint"
             return Unbegun(number, reason=reason)
-        if PARAMS not in frozen.user_attrs:
+        if params is None:
             begun = self._suggest(claimed.trial_id, number)
             return {**begun, **further} if isinstance(begun, dict) else begun
         if not claimed.fits:
             return Unbegun(number, reason=f"MemoryError: {NO_ROOM}")
-        return {"number": number, "params": json.loads(frozen.user_attrs[PARAMS]), "epoch": claim.epoch, **further}
+        return {"number": number, "params": json.loads(params), "epoch": claim.epoch, **further}
 
     def _suggest(self, trial_id: int, number: int) -> dict[str, Any] | Unbegun:
         self._seen._thread_local.cached_all_trials = None  # as in `Study.ask`: the sampler must see new trials

@@ -1,5 +1,6 @@
 """Optuna's cache of a database, made for studies of many workers: what others train is not read again and again."""
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 
 from optuna.pruners import BasePruner, MedianPruner, NopPruner, PercentilePruner, ThresholdPruner
@@ -26,6 +27,8 @@ class CachedStorage(_CachedStorage):  # type: ignore[misc]  # of an untyped pack
         super().__init__(backend)
         self._running: set[int] = set()
         """Numbers of the trials that are kept while they train; a worker has one study."""
+        self._created: set[int] = set()
+        """Ids of trials that were created here, and not read yet."""
 
     def look_again(self, study_id: int, numbers: Iterable[int]) -> None:
         """Read these trials of a study anew at the next call."""
@@ -42,9 +45,31 @@ class CachedStorage(_CachedStorage):  # type: ignore[misc]  # of an untyped pack
         claimed = {number for number, (fence, _) in fences.items() if fence > since}
         self.look_again(study_id, claimed | (self._running - held))
 
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        """See `BaseStorage`."""
+        trial_id: int = super().create_new_trial(study_id, template_trial)
+        self._created.add(trial_id)
+        return trial_id
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """See `BaseStorage`. What was just created here is first read from memory: nobody else may write to it."""
+        if trial_id not in self._created:
+            return super().get_trial(trial_id)
+        self._created.discard(trial_id)
+        with self._lock:
+            study_id, number = self._trial_id_to_study_id_and_number[trial_id]
+            return copy.deepcopy(self._studies[study_id].trials[number])
+
+    def get_trial_number_from_id(self, trial_id: int) -> int:
+        """See `BaseStorage`."""
+        known = self._trial_id_to_study_id_and_number.get(trial_id)
+        number: int = super().get_trial_number_from_id(trial_id) if known is None else known[1]
+        return number
+
     def set_trial_state_values(self, trial_id: int, state: TrialState, values: Sequence[float] | None = None) -> bool:
         """See `BaseStorage`."""
         is_set: bool = super().set_trial_state_values(trial_id, state, values)
+        self._created.discard(trial_id)
         study_id, number = self._trial_id_to_study_id_and_number[trial_id]
         self.look_again(study_id, [number])
         return is_set

@@ -5,6 +5,7 @@ from math import isnan
 from typing import Any
 
 import optuna
+from optuna.study._tell import _tell_with_warning
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ds_hooks.shared.trial_attributes import CHECKPOINTS, HISTORY, REASON
@@ -87,13 +88,17 @@ class OptunaTrials:
     def tell(self, number: int, value: float | list[float] | None = None, state: TrialState | None = None) -> None:
         """End a trial. The sampler is informed; if that fails, the trial has ended all the same."""
         try:
-            self._seen.tell(number, value, state=state)
+            self._tell(number, value, state)
         except Exception as error:
             if not is_away(error) and self.frozen(number).state is TrialState.WAITING:
                 # someone has written so; but the claim says whose it is
                 self._storage.set_trial_state_values(self.id(number), state=TrialState.RUNNING)
-                self._seen.tell(number, value, state=state)
+                self._tell(number, value, state)
                 return
             if is_away(error) or self._ended_after(number) is None:
                 raise
             log.warning("the sampler failed after trial %d: %s: %s", number, type(error).__name__, error)
+
+    def _tell(self, number: int, value: float | list[float] | None, state: TrialState | None) -> None:
+        """Do what `Study.tell` does, but for reading what it has just written."""
+        _tell_with_warning(self._seen, number, value, state)

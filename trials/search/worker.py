@@ -397,4 +397,4 @@ class SearchWorker:
             log.info("a worker has left %d trials, which wait for another", len(numbers))
 
     def _begin_all(self, claimed: Sequence[Claimed], again: bool = False) -> list[dict[str, Any] | Unbegun]:
-        return [self._beginner.begin(each) for each in claimed]
+        return [self._beginner.begin(each, again) for each in claimed]

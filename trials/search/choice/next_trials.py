@@ -33,12 +33,14 @@ class Claimed(NamedTuple):
         claim: see there.
         milestone: the epoch up to which it may train.
         fits: False if it is known to fit on no living worker's device.
+        is_new: whether nobody has begun it before.
     """
 
     trial_id: int
     claim: Claim
     milestone: int
     fits: bool = True
+    is_new: bool = False
 
 
 class _Candidate(NamedTuple):
@@ -86,18 +88,19 @@ class NextTrials:
         """
         claimed = self._claim(held, most, may_begin=may_begin)
         if most and not claimed and self._take_from_others(held):
-            requeue(self._study, held.claimed())
             claimed = self._claim(held, most, may_begin=may_begin)
         return claimed
 
     def _take_from_others(self, held: LockedClaims) -> bool:
-        """Release trials of workers that have died, or else of one that is idle. Returns whether there were any."""
+        """Let trials wait of workers that have died, or else of one that is idle. Returns whether there were any."""
         ended = ended_after(self._study)
-        if held.release_expired(ended) or requeue(self._study, held.claimed()):
+        taken = held.release_expired(ended)
+        if requeue(self._study, held.claimed()) or taken:
             return True
         taken = held.release_idle(ended)
         if taken:
             log.info("%d trials come from a worker that has trained nothing for long", len(taken))
+            requeue(self._study, held.claimed())
         return bool(taken)
 
     def _claim(self, held: LockedClaims, most: int, *, may_begin: bool) -> list[Claimed]:
@@ -233,10 +236,10 @@ class NextTrials:
         ours = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attributes)
         trial_id = self._storage.create_new_trial(self._study._study_id, template_trial=ours)
         number = self._storage.get_trial_number_from_id(trial_id)
-        claim = held.claim(number)
+        claim = held.begin(number)
         if claim is None:
             raise deleted(self._study.study_name, number)
-        return Claimed(trial_id, claim, self._next(0))
+        return Claimed(trial_id, claim, self._next(0), is_new=True)
 
 
 def requeue(study: optuna.Study, taken: Collection[int]) -> int:

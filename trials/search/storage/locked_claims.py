@@ -45,19 +45,14 @@ class LockedClaims:
         self.avoided: Collection[int] = ()
         self._fleet: Fleet | None = None
         self._mine: set[bool] | None = None
+        self._highest: int | None = None  # fence of the study
 
     def claim(self, trial: int) -> Claim | None:
         """Claim a trial for this worker; None if it is another's, or if its checkpoints are elsewhere."""
         chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial)
-        highest = sa.select(sa.func.max(CLAIM.c.fence).label("highest")).where(CLAIM.c.study == self._study).subquery()
-        both = sa.select(highest.c.highest, CLAIM).select_from(highest.outerjoin(CLAIM, chosen))
-        row = self._c.execute(both).one()
-        fence = int(row.highest or 0) + 1
-        if row.trial is None:
-            fresh = {"worker": self._worker, "epoch": 0, "trained": 0, "deaths": 0}
-            self._c.execute(CLAIM.insert().values(study=self._study, trial=trial, fence=fence, **fresh))
-            self._holds().add(False)
-            return Claim(trial, fence, 0, 0)
+        row = self._c.execute(sa.select(CLAIM).where(chosen)).first()
+        if row is None:
+            return self.begin(trial)
         if row.worker is not None:
             return None
         is_saved = row.epoch > 0 or row.directory is not None
@@ -69,8 +64,31 @@ class LockedClaims:
             self.left.add(trial)
             return None
         self._holds().add(is_last)
+        fence = self._next_fence()
         self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
         return Claim(trial, fence, row.epoch, row.deaths, is_saved)
+
+    def begin(self, trial: int) -> Claim | None:
+        """Claim a trial that is new, for this worker; as `claim`, if it is not."""
+        fence = self._next_fence()
+        fresh = {"study": self._study, "trial": trial, "worker": self._worker, "fence": fence}
+        fresh |= {"epoch": 0, "trained": 0, "deaths": 0}
+        is_known = sa.exists().where(CLAIM.c.study == self._study, CLAIM.c.trial == trial)
+        row = sa.select(*(sa.literal(value, CLAIM.c[name].type) for name, value in fresh.items())).where(~is_known)
+        added = CLAIM.insert().from_select(list(fresh), row).execution_options(preserve_rowcount=True)
+        if self._c.execute(added).rowcount != 1:
+            return self.claim(trial)
+        if self._mine is not None:
+            self._mine.add(False)
+        return Claim(trial, fence, 0, 0)
+
+    def _next_fence(self) -> int:
+        """One that is higher than all others. Nobody else gives any meanwhile."""
+        if self._highest is None:
+            highest = sa.select(sa.func.max(CLAIM.c.fence)).where(CLAIM.c.study == self._study)
+            self._highest = int(self._c.execute(highest).scalar() or 0)
+        self._highest += 1
+        return self._highest
 
     def last_tries(self) -> set[int]:
         """The trials of nobody's that are given up if one more worker dies in them."""
@@ -91,14 +109,19 @@ class LockedClaims:
 
     def fences(self, since: int) -> dict[int, tuple[int, bool]]:
         """Trials that are claimed, or have been with a fence above `since` -> (fence, whether some worker holds it)."""
-        columns = sa.select(CLAIM.c.trial, CLAIM.c.fence, CLAIM.c.worker.is_not(None))
+        is_mine = CLAIM.c.worker == self._worker
+        columns = sa.select(CLAIM.c.trial, CLAIM.c.fence, CLAIM.c.worker.is_not(None), is_mine, CLAIM.c.deaths)
         chosen = (CLAIM.c.study == self._study) & (CLAIM.c.worker.is_not(None) | (CLAIM.c.fence > since))
-        return {trial: (fence, is_held) for trial, fence, is_held in self._c.execute(columns.where(chosen))}
+        rows = self._c.execute(columns.where(chosen)).all()
+        self._highest = max((0, since, *(fence for _, fence, *_ in rows)))
+        self._mine = {deaths == MOST_DEATHS - 1 for *_, is_mine, deaths in rows if is_mine}
+        return {trial: (fence, is_held) for trial, fence, is_held, *_ in rows}
 
     def forget_all(self) -> None:
         """Forget what is known of all trials, as they are of a study of this name that was deleted."""
         for table in (CLAIM, SPAN, PACE):
             self._c.execute(table.delete().where(table.c.study == self._study))
+        self._highest = self._mine = None
 
     def unclaim(self, trial: int) -> None:
         """Give back what `claim` has just claimed."""
