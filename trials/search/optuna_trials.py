@@ -10,6 +10,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ds_hooks.shared.trial_attributes import CHECKPOINTS, HISTORY, REASON
 from trials.own_logger import own_logger
+from trials.search.choice.constraints import note_constraints
 from trials.search.storage.database import is_away
 
 log = own_logger(__name__)
@@ -64,6 +65,7 @@ class OptunaTrials:
         elif state is TrialState.COMPLETE:
             self.tell(trial.number, value=value)
         elif state is TrialState.WAITING:
+            note_constraints(self._study, trial._trial_id)
             self.release(trial._trial_id)
 
     def note_checkpoints(self, trial_id: int, names: Sequence[str] | None) -> None:

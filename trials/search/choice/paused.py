@@ -9,6 +9,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.trial_attributes import MILESTONE, PARAMS, WORKER
+from trials.search.choice.constraints import breaks
 from trials.search.choice.promotion import Standing
 
 
@@ -43,7 +44,7 @@ def standing_of(trial: FrozenTrial, first: int, epochs: int) -> Standing | None:
     elif is_paused(trial):
         state = "paused"
     scores = dict(trial.intermediate_values)  # Optuna's `Trial.report` writes to old copies too
-    return Standing(trial.number, scores, milestone, state)
+    return Standing(trial.number, scores, milestone, state, breaks(trial))
 
 
 class Shown:

@@ -1,7 +1,8 @@
 """Which paused trials train on: successive halving by promotion, ASHA (Li et al. 2020, arXiv:1810.05934, algorithm 2).
 
 A trial trains up to its *milestone*. A new one has the lowest rung for it. There it pauses until it is promoted; then
-its milestone is the next rung, or the last epoch. A rung with n scores promotes the best ⌊n / factor⌋ of them.
+its milestone is the next rung, or the last epoch. A rung with n scores promotes the best ⌊n / factor⌋ of them. Trials
+that break a constraint come behind all others.
 
 Syne Tune's `PromotionRungSystem` looks in the same order, from the highest rung down. It compares with a quantile, so
 that trials which tie there all pass; here the lower number wins, and no more than ⌊n / factor⌋ ever do.
@@ -24,12 +25,14 @@ class Standing:
         milestone: the epoch up to which it may train.
         state: "open" while it trains, or waits to begin or to continue; "paused" at its milestone; "ended" as completed
             or pruned; or "failed".
+        breaks: whether it breaks a constraint.
     """
 
     number: int
     scores: Mapping[int, float]
     milestone: int
     state: Literal["open", "paused", "ended", "failed"]
+    breaks: bool = False
 
     def is_paused_at(self, rung: int) -> bool:
         """Whether it waits there and has a score that can be compared."""
@@ -81,6 +84,8 @@ class Ranking:
     def promotable(self, factor: int) -> list[int]:
         """Return the numbers of the trials to promote: from the highest rung down, the best first.
 
+        Behind all others come those that break a constraint: they are there only where too few do not.
+
         Args:
             factor: one trial in `factor` is promoted.
         """
@@ -88,7 +93,7 @@ class Ranking:
         for rung, ranked in reversed(self._ranked.items()):
             best = (number for *_, number in ranked[: len(ranked) // factor])
             found += [number for number in best if self._standings[number].is_paused_at(rung)]
-        return found
+        return sorted(found, key=lambda number: self._standings[number].breaks)
 
     def last_resort(self) -> int | None:
         """Return the trial to promote when there are no new ones and none is `promotable`; None: the search is over.
@@ -119,11 +124,16 @@ class Ranking:
             self._standings[number] = standing
 
     def _rank(self, standing: Standing | None, rung: int) -> "_Rank | None":
-        """Orders the trials that have a score at `rung`, the best first; what is no number is worst."""
+        """Orders the trials that have a score at `rung`, the best first.
+
+        Behind all others come those that break a constraint, and behind these, those whose score is no number.
+        """
         if standing is None or rung not in standing.scores:
             return None
-        score, number = standing.scores[rung], standing.number
-        return (True, 0.0, number) if isnan(score) else (False, -score if self._is_high_best else score, number)
+        score, number, breaks = standing.scores[rung], standing.number, standing.breaks
+        if isnan(score):
+            return True, breaks, 0.0, number
+        return False, breaks, -score if self._is_high_best else score, number
 
 
-_Rank = tuple[bool, float, int]
+_Rank = tuple[bool, bool, float, int]

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.private_file import open_private
 from ds_hooks.shared.trial_attributes import PARAMS
+from trials.search.choice.constraints import breaks
 from trials.search.files.checkpoint_files import best_directory, publish, weights_path
 
 
@@ -140,12 +141,7 @@ def ranked(study: optuna.Study) -> list[FrozenTrial]:
     completed = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     is_best_high = study.direction is StudyDirection.MAXIMIZE
     by_score = sorted(completed, key=lambda trial: trial.value or 0.0, reverse=is_best_high)
-    return sorted(by_score, key=_breaks)
-
-
-def _breaks(trial: FrozenTrial) -> bool:
-    """Whether a trial breaks a constraint: those that are above 0 are broken."""
-    return any(value > 0 for value in trial.constraints.values())
+    return sorted(by_score, key=breaks)
 
 
 def score_of(trial: FrozenTrial) -> float | list[float] | None:

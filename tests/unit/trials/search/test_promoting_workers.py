@@ -292,3 +292,35 @@ def test_nothing_is_left_to_one_that_cannot_have_it(gone: str, database: str, tm
     if gone == "it has died":
         expire(bubbles.search, "exclusive")
     assert [trial["number"] for trial in bubbles.search.ask(2)["trials"]] == [8, 7]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("asked", ["suggest", "sampler"])
+def test_trials_that_break_a_constraint_are_promoted_last(asked: str, tmp_path: Path) -> None:
+    """A sampler's function is asked when trials pause, with what they have scored."""
+
+    class Limited(Bracket):
+        def suggest(self, trial: optuna.Trial) -> dict[str, Any]:
+            if asked == "suggest":
+                trial.set_constraint("odd", trial.number % 2)
+            return super().suggest(trial)
+
+        def sampler(self) -> optuna.samplers.BaseSampler | None:
+            def limits(trial: FrozenTrial) -> list[float]:
+                return [trial.intermediate_values[1] % 2]
+
+            return optuna.samplers.TPESampler(constraints_func=limits) if asked == "sampler" else None
+
+    worker = hire(Limited(), tmp_path)
+    pause(worker, 6)
+    assert [trial["number"] for trial in worker.ask(2)["trials"]] == [4, 2], "5 and 3 score more"
+
+
+def test_constraints_that_only_ended_trials_have_stop_no_promotion(tmp_path: Path) -> None:
+    class Late(Bracket):
+        def sampler(self) -> optuna.samplers.BaseSampler:
+            return optuna.samplers.NSGAIISampler(constraints_func=lambda trial: [trial.intermediate_values[9]])
+
+    worker = hire(Late(), tmp_path)
+    pause(worker, 3)
+    assert [trial["number"] for trial in worker.ask(1)["trials"]] == [2]

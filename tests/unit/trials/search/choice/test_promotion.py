@@ -1,6 +1,7 @@
 """The rule of promotion, against a simulation that follows the paper word by word."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import inf, isnan, nan
 from typing import Literal
 
@@ -195,3 +196,13 @@ def test_the_next_milestone(after: int, expected: int) -> None:
 
 def test_a_rung_at_the_last_epoch_is_no_milestone_of_its_own() -> None:
     assert next_milestone((2, 4), 4, 2) == 4
+
+
+def test_whoever_breaks_a_constraint_is_promoted_behind_all_others() -> None:
+    others = [paused(n, n / 10) for n in range(1, 6)]
+    best = replace(paused(0, 0.9), breaks=True)
+    assert promotable([best, *others], 3) == [5, 4]
+    above = [replace(paused(n, 0.9, 0.5), breaks=True) for n in (6, 7, 8)]
+    assert promotable([*others, *above], 3) == [5, 4, 6], "though its rung is higher"
+    assert last_resort([best, paused(1, 0.1)]) == 1
+    assert last_resort([best]) == 0, "else no trial would complete"
