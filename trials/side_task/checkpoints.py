@@ -30,8 +30,9 @@ of that, in the middle of epochs. At rungs trials are saved earlier if that is c
 long as some steps of all trials."""
 
 SUSPECT_PERIOD_S = 1.0
-"""The same for trials in which a worker has died, and the first time whatever it costs: who dies in one without getting
-that far counts against it, and it may only have trained beside another, or have been killed from outside."""
+"""The same for trials in which a worker has died. The first time, they are saved after a step, whatever it costs: who
+dies in one without getting that far counts against it, and it may only have trained beside another, or have been killed
+from outside."""
 
 SAVES_WITHIN_S = 5.0
 """When the side task is asked to end, no file is begun after this time."""
@@ -276,6 +277,8 @@ class Checkpoints:
         return not self._suspects.get(number, True)
 
     def _period_s(self, number: int) -> float:
+        if self._is_first(number):
+            return 0.0
         return SUSPECT_PERIOD_S if number in self._suspects else PERIOD_S
 
     def _saved_of(self, number: int) -> _Saved:
