@@ -248,7 +248,7 @@ class Checkpoints:
         self.work.ended(group.numbers[row])
         if self._directory is None or not keep or not all(map(math.isfinite, every(score))):
             return None
-        if not isinstance(score, list) and self._bar is not None and sign * score <= sign * self._bar:
+        if not isinstance(score, list) and self._bar is not None and sign * score < sign * self._bar:
             return None
         self._gate.enter(HOST_UNIT)
         path = checkpoint_files.temporary_weights_path(self._directory, group.numbers[row])

@@ -8,11 +8,17 @@ from typing import Any
 import optuna
 import pytest
 from optuna.trial import TrialState
+from torch import nn
 
-from tests.support.fused_and_solo import AtOnce
+from tests.support.fused_and_solo import AtOnce, ToyStudy, members
 from tests.support.plain_study import Plain
+from tests.support.side_task_runs import Direct
+from trials import TrialGroup
+from trials.best_trials import best_trials
+from trials.gate.base import OpenGate
 from trials.search.files import best_weights, checkpoint_files
 from trials.search.worker import SearchWorker, WorkerConfig
+from trials.side_task.checkpoints import Checkpoints
 
 
 def complete(worker: SearchWorker, directory: Path) -> None:
@@ -57,3 +63,22 @@ def test_a_trial_that_breaks_a_constraint_is_not_the_best(tmp_path: Path) -> Non
     (entry,) = json.loads((tmp_path / "best" / "best.json").read_text())
     assert entry["number"] == worker._study.best_trial.number == 0, "the other one scores more"
     assert worker.ask(0)["bar"] is None, "a lower score may be better than what breaks a constraint"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_those_that_tie_the_lower_number_is_kept_whichever_ends_first(first: int, tmp_path: Path) -> None:
+    """It is the best for Optuna, too."""
+    study, storage = ToyStudy(lambda n: nn.Linear(1, 1)), f"{tmp_path}/study.journal"
+    worker = SearchWorker(
+        study, WorkerConfig(storage=storage, study_name="s", worker="w", directory=tmp_path), AtOnce()
+    )
+    assert len(worker.ask(2)["trials"]) == 2
+    group = TrialGroup(study, members(study, [0, 1]), OpenGate())
+    kept = Checkpoints(study, tmp_path, OpenGate(), Direct(worker))
+    for row in (first, 1 - first):
+        kept.take(worker.ask(0))
+        worker.report(row, 1, 0.5, True, weights=kept.ended(group, row, 0.5))
+    kept.take(worker.ask(0))
+    assert kept.ended(group, 0, 0.4) is None
+    (shown,) = best_trials(storage, "s", tmp_path)
+    assert shown.number == worker._study.best_trial.number == 0 and shown.weights is not None
