@@ -1,6 +1,7 @@
 """Calls the user's callbacks after each result, as Optuna's `Study.optimize` does."""
 
 import atexit
+import copy
 import os
 import threading
 from collections.abc import Callable
@@ -70,7 +71,8 @@ class Callbacks:
                 run_when_idle()
             for index, callback in enumerate(self._callbacks):
                 try:
-                    callback(self._study, self._study._storage.get_trial(trial_id))
+                    # a copy: what the storage gives is what it keeps, and a callback may change what it gets
+                    callback(self._study, copy.deepcopy(self._study._storage.get_trial(trial_id)))
                 except BaseException as error:  # asyncio's CancelledError, say; the next ones are called all the same
                     self._say_once(index, error)
 

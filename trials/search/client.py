@@ -125,7 +125,11 @@ class SearchClient:
 
     def _received(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
-        while not self._is_gone and select.select([self._receive_fd], [], [], 0.0 if found else wait_s)[0]:
+        while not self._is_gone:
+            ready = select.select([self._receive_fd, self._pidfd], [], [], 0.0 if found else wait_s)[0]
+            if self._receive_fd not in ready:
+                self._is_gone = bool(ready)  # what it has forked may keep the pipe open
+                break
             data = os.read(self._receive_fd, 65536)
             self._is_gone = not data
             *lines, self._buffer = (self._buffer + data).split(b"\n")

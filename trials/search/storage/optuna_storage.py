@@ -43,6 +43,7 @@ class _FileLock:
         return True
 
     def release(self) -> None:
+        fcntl.flock(self._fd, fcntl.LOCK_UN)  # a process that the study has forked meanwhile has the file open, too
         os.close(self._fd)
 
 

@@ -3,6 +3,7 @@
 import atexit
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from torch import nn
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.logged import logged
 from trials.search import callbacks as callbacks_module
-from trials.search.client import SearchClient
+from trials.search.client import SearchClient, SearchError
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.search.worker_process import serve
 
@@ -189,3 +190,42 @@ def test_what_cannot_be_called_is_refused(wrong: Any, tmp_path: Path) -> None:
     study.called = lambda: wrong
     with pytest.raises(TypeError, match=r"Study\.callbacks returned .*; allowed: a list of functions"):
         hire(study, tmp_path)
+
+
+@pytest.mark.parametrize("storage", ["{}/study.journal", "sqlite:///{}/study.db"])
+def test_what_they_do_to_the_trial_that_they_get_is_theirs(storage: str, tmp_path: Path) -> None:
+    def spoils(study: optuna.Study, trial: FrozenTrial) -> None:
+        trial.number, trial.values = 99, None
+        trial.user_attrs["mine"] = trial.intermediate_values[1] = 7.0
+
+    heard: Heard = []
+    study = Called(spoils, listener(heard))
+    config = WorkerConfig(storage=storage.format(tmp_path), study_name="s", worker="me", directory=tmp_path)
+    worker = SearchWorker(study, config, AtOnce())
+    train(worker)
+    worker._callbacks.finish(is_over=False)
+    first = worker._study.get_trials(deepcopy=False)[0]
+    assert sorted(heard) == RESULTS
+    assert (first.number, first.values, first.intermediate_values) == (0, [0.5], {1: 0.5})
+    assert "mine" not in first.user_attrs
+
+
+def test_what_they_fork_does_not_hide_the_search_workers_end(tmp_path: Path) -> None:
+    def forks(study: optuna.Study, trial: FrozenTrial) -> None:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        (tmp_path / "child").write_text(str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    study = Called(forks)
+    config = WorkerConfig(storage=f"{tmp_path}/study.journal", study_name="s", worker="me", directory=tmp_path)
+    client = SearchClient(partial(serve, study, config, attached=lambda: False))
+    client.send(ask=3, here=[])
+    try:
+        with pytest.raises(SearchError, match="the search worker has ended"):
+            while True:
+                client.answers(wait_s=60)
+    finally:
+        client.close()
+        os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)

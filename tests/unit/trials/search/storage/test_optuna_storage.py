@@ -114,6 +114,24 @@ def test_who_is_killed_in_the_middle_of_a_write_holds_nobody_up(tmp_path: Path) 
         os.close(fd)
 
 
+def test_a_process_that_is_forked_in_the_middle_of_a_write_holds_nobody_up(tmp_path: Path) -> None:
+    """As by a callback, while another thread writes. It has the same file open."""
+    path = str(tmp_path / "study.journal")
+    storage = open_storage(path)
+    assert isinstance(storage, JournalStorage)
+    storage._backend._lock.acquire()
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    try:
+        storage._backend._lock.release()
+        with open(path) as journal:
+            fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def test_half_a_line_that_a_crash_has_left_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
     for torn in ("", '{"op_co'):
