@@ -12,7 +12,15 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from optuna.exceptions import StorageInternalError
-from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from ds_hooks.shared.private_file import check_ours, make_dir, open_private
@@ -48,6 +56,7 @@ log = own_logger(__name__)
 _Result = TypeVar("_Result")
 
 _DRIVER = "postgresql+psycopg"
+_URLS = "a journal's path, sqlite:///FILE, or one such as postgresql://USER@HOST/DATABASE"
 _SQLITE_SETTINGS = {"timeout", "isolation_level", "detect_types", "check_same_thread", "cached_statements"}
 _CONNECTION = {
     "connect_timeout": CONNECT_TIMEOUT_S,
@@ -65,17 +74,32 @@ def database_url(named: str) -> str:
     SQLAlchemy's default for PostgreSQL was psycopg2 before 2.1. Some services still hand out `postgres://`.
 
     Raises:
-        StorageError: a password has an @, which would pass half of it for a host's name, and into messages; or a
-            file's path has a ?, behind which SQLAlchemy drops what is no setting.
+        StorageError: no database has such a URL; a password has an @, which would pass half of it for a host's name,
+            and into messages; or a file's path has a ?, behind which SQLAlchemy drops what is no setting.
     """
     scheme, separator, rest = named.partition("://")
     url = f"{_DRIVER}://{rest}" if separator and scheme in ("postgres", "postgresql") else named
-    if "@" in (sa.make_url(url).host or ""):
+    if "@" in (_parsed(url, hide_password(named)).host or ""):
         raise StorageError(f"the password in {hide_password(named)} has an @; allowed: %40 in its place")
     _, mark, settings = rest.partition("?")
     if mark and is_sqlite(named) and not _are_settings(settings.split("&")):
         raise StorageError(f"the path in {named} has a ?; allowed: %3F in its place")
     return url
+
+
+def _parsed(url: str, shown: str) -> sa.URL:
+    """A URL, if there is a dialect for it. `shown` is what messages may say of it."""
+    try:
+        parsed = sa.make_url(url)
+        dialect = parsed.get_dialect()
+    except ValueError:  # its text has what may be a password: the host is missing
+        scheme = shown.partition("://")[0]
+        raise StorageError(f"the port in {scheme}://… is no number; allowed: {_URLS}") from None
+    except (ArgumentError, NoSuchModuleError):
+        raise StorageError(f"{shown} is not the URL of a database that can be used; allowed: {_URLS}") from None
+    if dialect.is_async:
+        raise StorageError(f"{shown} names a driver that answers asynchronously; allowed: {_URLS}")
+    return parsed
 
 
 def _are_settings(given: list[str]) -> bool:

@@ -135,3 +135,37 @@ def test_who_waits_in_vain_for_the_claims_says_which_process_has_them(
     with engine.begin():
         pass
     engine.dispose()
+
+
+@pytest.mark.parametrize("open_it", [open_storage, lambda url: connect(url, Path("nowhere"))])
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("redis://:s3cret@host:6379/0", r"redis://:\*\*\*@host:6379/0 is not the URL of a database that can be used"),
+        ("oracel://me:s3cret@host/db", r"oracel://me:\*\*\*@host/db is not the URL of a database that can be used"),
+        ("://me:s3cret@host", "is not the URL of a database that can be used"),
+        ("postgresql://me:s3cret/db", "the port in postgresql://… is no number"),
+        ("postgresql+asyncpg://me:s3cret@host/db", "names a driver that answers asynchronously"),
+    ],
+)
+def test_what_is_no_database_that_can_be_used_is_refused_in_words(
+    url: str, said: str, open_it: Callable[[str], object]
+) -> None:
+    with pytest.raises(StorageError, match=f"{said}.*; allowed: a journal's path, sqlite:///FILE") as caught:
+        open_it(url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:a%2Fb%3Ac%25@[::1]:5432/db",
+        "postgresql://me:a@/db?host=/var/run/postgresql&port=5433",
+        "postgresql+psycopg://me@host/db?options=-csearch_path%3Dmine",
+        "postgresql:///?service=mine",
+        "mysql://me:a@host/db?charset=utf8mb4",
+    ],
+)
+def test_unusual_urls_of_databases_are_passed_on(url: str) -> None:
+    scheme, _, rest = url.partition("://")
+    assert database_url(url).partition("://")[2] == rest and scheme in ("mysql", "postgresql", "postgresql+psycopg")
