@@ -19,16 +19,18 @@ from trials.fusion.compared.structure import Unchanged, rule_for
 from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
 from trials.fusion.graph.memo import KeepsInsideError, LoneCall, Memo
 from trials.fusion.graph.surroundings import as_written, reentrant_checkpoint, without_recomputing
-from trials.fusion.own_code import autocast, one_by_one
+from trials.fusion.own_code import one_by_one
 from trials.fusion.own_code.asked import asking, own_attributes
-from trials.fusion.own_code.inner import Below, Call, Calls, Inner
+from trials.fusion.own_code.calls import Outside, instead
+from trials.fusion.own_code.inner import Below, Calls, Inner
 from trials.fusion.own_code.one_by_one import ChangedError, OneByOne, fits, in_slots, mark, slots
 from trials.fusion.own_code.streams import continue_from, drawing_from, foreign_streams, note, refuse_foreign, saved
 from trials.fusion.own_code.template import template, without_data
 from trials.fusion.own_code.together import Together
 from trials.fusion.own_code.trees import apart, hide_objects, of_row, stack
+from trials.fusion.own_code.values import MOST_UNLIKE, UnlikeError, Value
 from trials.fusion.own_code.varying import Varying
-from trials.fusion.registry import CALLS, Layer, label, plain_forward
+from trials.fusion.registry import Layer, label, plain_forward
 from trials.fusion.rows import Rows, Vectors
 from trials.fusion.shared_base import Snapshot, WrittenError
 from trials.fusion.units import LayerUnits, Units
@@ -78,7 +80,7 @@ class Mapped:
         self._together, self._changing = Together(self._inner), set[str]()
         self._seen = is_graph = isinstance(self.module, fx.GraphModule)  # what tracing saw needs no second look
         self.memo = Memo(nn.Module() if is_graph else self.module, path)
-        self._plain, self._is_inside = self.module, is_inside
+        self._plain, self._is_inside, self._unlike = self.module, is_inside, 0
         if is_graph:  # fx's own prints what it raises
             setattr(type(self.module), "__call__", nn.Module.__call__)  # noqa: B010
 
@@ -174,7 +176,8 @@ class Mapped:
             unchanged.check()
             refuse_foreign(streams, f"module '{self.label}'")
             self._rows.backward.watch(self.label, self.module, self.memo.kept)
-        self.looped, self._seen = reason, True
+        is_once = self._seen and by_vmap and 0 < self._unlike < MOST_UNLIKE
+        self.looped, self._seen = "" if is_once else reason, True
         return output
 
     def _try_vmap(
@@ -182,7 +185,9 @@ class Mapped:
     ) -> tuple[Any, str]:
         """Return the output, or why `vmap` fails. Then all is as before."""
         try:
-            return self._vmap(args, kwargs, dims), ""
+            output = self._vmap(args, kwargs, dims)
+            self._unlike = 0
+            return output, ""
         except RefusedError:
             raise
         except ChangedError as error:
@@ -192,6 +197,7 @@ class Mapped:
             if is_out_of_memory(error):
                 raise
             restore()
+            self._unlike = self._unlike + 1 if isinstance(error, UnlikeError) else MOST_UNLIKE
             if isinstance(error, KeepsInsideError):
                 if self._is_inside:
                     raise
@@ -357,19 +363,13 @@ class Mapped:
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call `function` for the module's code, by its rule if it has one."""
-        if self._row is None:
+        inner = None if self._row is None else instead(function, args, kwargs, self._rows, self._together)
+        if inner is None:
             return function(*args, **kwargs)
-        self._together.check_call(function)
-        if function not in CALLS:
-            if not autocast.has_parts(function, args, kwargs):
-                return function(*args, **kwargs)
-            return self._below(autocast.TrialByTrial(function), args, kwargs)
-        if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
-            return function(*args, **kwargs)
-        self._together.check_layer(function=True)
-        return self._below(Call(function, self._rows), args, kwargs)
+        output = self._below(inner, args, kwargs)
+        return inner.answer if isinstance(inner, Value) else output
 
-    def _below(self, inner: Inner | Call | autocast.TrialByTrial, args: Any, kwargs: Any) -> Any:
+    def _below(self, inner: Inner | Outside, args: Any, kwargs: Any) -> Any:
         row, self._row = self._row, None  # what `inner` calls is outside the `vmap`
         try:
             with self._together.outside():

@@ -237,7 +237,7 @@ BY_OTHER_WAYS: dict[str, tuple[Forward, str]] = {
         "loop over trials",
     ),
     "gumbel": (lambda m, x: functional.gumbel_softmax(m.a(x)) if m.training else m.b(x), "loop over trials"),
-    "branch on data": (branching, "loop over trials: .*control flow"),
+    "branch on data": (branching, "loop over trials: .*asks for values"),
     "assignment": (assigning, "vmap: model Model cannot be traced"),
     "in-place method": (lambda m, x: m.a(x).relu_(), "vmap: node 'relu_'.*in place"),
     "in-place layer whose input is used": (reused, "vmap: node 'relu' changes in place what node 'add' also reads"),

@@ -1,0 +1,53 @@
+"""What computes a function that the code of a module calls under `vmap`, where that is not the function itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from trials.fusion.own_code.autocast import TrialByTrial, has_parts
+from trials.fusion.own_code.inner import Call
+from trials.fusion.own_code.together import Together
+from trials.fusion.own_code.values import ASKING, Value
+from trials.fusion.registry import CALLS
+from trials.fusion.rows import Rows
+
+Outside = Call | Value | TrialByTrial
+"""What is computed outside the `vmap`, for all trials."""
+
+
+def instead(
+    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], rows: Rows, together: Together
+) -> Outside | None:
+    """Return what computes a call; None: the function itself does, under the `vmap`.
+
+    Args:
+        function: what the code calls.
+        args: its arguments.
+        kwargs: those by name.
+        rows: the trials.
+        together: the rules for such code.
+
+    Raises:
+        FuseError: only one trial after another can call it.
+    """
+    together.check_call(function)
+    if function in ASKING:
+        if not _is_mapped(args, kwargs):
+            return None
+        together.check_layer(function=True)
+        return Value(function, rows.size)
+    if function in CALLS:
+        if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
+            return None
+        together.check_layer(function=True)
+        return Call(function, rows)
+    return TrialByTrial(function) if has_parts(function, args, kwargs) else None
+
+
+def _is_mapped(args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether one of the tensors is each trial's own."""
+    tensors = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return any(map(torch._C._functorch.is_batchedtensor, tensors))
