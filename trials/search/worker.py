@@ -216,7 +216,7 @@ class SearchWorker:
     def checkpoint(self, number: int, written: Path) -> dict[str, Any] | None:
         """Take a checkpoint that the side task has written. Returns whether it did, or that the trial is lost."""
         if number not in self._held:
-            written.unlink(missing_ok=True)
+            checkpoint_files.discard(written)
             return None
         trial_id, claim, *_ = self._held[number]
         saved = self._files.save(number, written, claim.fence)

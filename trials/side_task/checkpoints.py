@@ -251,12 +251,13 @@ class Checkpoints:
         if not isinstance(score, list) and self._bar is not None and sign * score < sign * self._bar:
             return None
         self._gate.enter(HOST_UNIT)
-        path = checkpoint_files.temporary_weights_path(self._directory, group.numbers[row])
+        path = None
         try:
+            path = checkpoint_files.temporary_weights_path(self._directory, group.numbers[row])
             save_weights(group.export(row).model, path)
         except OSError as error:
             self._warn(f"no weights of trial {group.numbers[row]}: {error}")
-            path.unlink(missing_ok=True)
+            checkpoint_files.discard(path)
             return None
         if keep == 1 and self._bar is not None and not isinstance(score, list):  # else others may count more
             self._bar = score  # of more than one, the search worker knows which is the last
@@ -305,8 +306,7 @@ class Checkpoints:
             save(state, path)
         except (FuseError, OSError) as error:
             self._warn(f"trials are not saved: {error}")
-            if path is not None:
-                path.unlink(missing_ok=True)
+            checkpoint_files.discard(path)
             return None
         self._read_back(path)
         self._cost_s = self._clock_s() - began_s

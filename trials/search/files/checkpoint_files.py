@@ -86,7 +86,7 @@ def commit(written: Path, fence: int) -> Path | None:
         publish(written, target)
     except OSError as error:
         log.warning("no checkpoint of trial %s: %s", written.parent.name, error)
-        written.unlink(missing_ok=True)
+        discard(written)
         return None
     return target
 
@@ -164,7 +164,8 @@ def forget_ended(directory: Path, has_ended: Callable[[int], bool]) -> None:
                 forget(directory, int(folder.name))
 
 
-def discard(written: str | None) -> None:
-    """Remove a temporary file, if there is one."""
+def discard(written: Path | str | None) -> None:
+    """Remove a file, if there is one, and if that is possible: the file system may have become read-only."""
     if written is not None:
-        Path(written).unlink(missing_ok=True)
+        with suppress(OSError):
+            Path(written).unlink()

@@ -115,7 +115,7 @@ class StudyFiles:
 
     def discard(self, saved: Saved) -> None:
         """Remove a checkpoint: its trial is another worker's."""
-        saved.file.unlink(missing_ok=True)
+        checkpoint_files.discard(saved.file)
         if self._shared is not None:
             self._shared.discard(saved.number, saved.file.name)
 

@@ -13,6 +13,7 @@ from torch import nn
 from tests.support.fused_and_solo import AtOnce, ToyStudy, members
 from tests.support.plain_study import Plain
 from tests.support.side_task_runs import Direct
+from tests.support.stranger import needs_second_user, without_rights
 from trials import TrialGroup
 from trials.best_trials import best_trials
 from trials.gate.base import OpenGate
@@ -82,3 +83,25 @@ def test_of_those_that_tie_the_lower_number_is_kept_whichever_ends_first(first: 
     assert kept.ended(group, 0, 0.4) is None
     (shown,) = best_trials(storage, "s", tmp_path)
     assert shown.number == worker._study.best_trial.number == 0 and shown.weights is not None
+
+
+@needs_second_user
+def test_a_directory_that_becomes_read_only_fails_no_trial(tmp_path: Path) -> None:
+    """Before the first trial ends, there is no directory of the best."""
+    study, directory = ToyStudy(lambda n: nn.Linear(1, 1)), tmp_path / "study"
+    config = WorkerConfig(storage=f"{tmp_path}/study.journal", study_name="s", worker="w", directory=directory)
+    worker = SearchWorker(study, config, AtOnce())
+    group = TrialGroup(study, members(study, [0]), OpenGate())
+    written = checkpoint_files.temporary_path(directory, 0, 1)
+    written.write_bytes(b"a checkpoint")
+
+    def ends() -> bool:
+        kept = Checkpoints(study, directory, OpenGate(), Direct(worker))
+        return kept.ended(group, 0, 0.5) is None and checkpoint_files.commit(written, 1) is None
+
+    for each in (written.parent, directory):
+        each.chmod(0o500)
+    try:
+        assert without_rights(ends)
+    finally:
+        directory.chmod(0o700)
