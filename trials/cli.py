@@ -1,6 +1,7 @@
 """The `trials` command. torch and Optuna are imported only by the sub-commands that need them."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -195,7 +196,8 @@ def _best(parsed: argparse.Namespace) -> int:
     name, directory, storage = known_location(parsed)
     try:
         found = best_trials(storage, name, directory)
-        study = _loaded(parsed)
+        with _working_directory():
+            study = _loaded(parsed)
         if parsed.save is not None:
             found = [save(each, study, parsed.study, parsed.save) for each in found]
     except (NoStudyError, NoTrialError) as error:
@@ -223,7 +225,8 @@ def _deadline(parsed: argparse.Namespace) -> int:
     from trials.search.deadline_outlook import verdict_on
     from trials.search.optuna_study import NoStudyError
 
-    study = _load(parsed)
+    with _working_directory():
+        study = _load(parsed)
     name, directory, storage = known_location(parsed)
     try:
         verdict = verdict_on(study, storage, name, directory, parsed.by or study.deadline)
@@ -265,7 +268,9 @@ def _add_rank(parser: argparse.ArgumentParser) -> None:
 
 
 def _transfer(parsed: argparse.Namespace) -> int:
-    return cli_shrinking.transfer(parsed, _load(parsed), known_location(parsed))
+    with _working_directory():
+        study = _load(parsed)
+    return cli_shrinking.transfer(parsed, study, known_location(parsed))
 
 
 def _add_transfer(parser: argparse.ArgumentParser) -> None:
@@ -296,6 +301,11 @@ def _loaded(parsed: argparse.Namespace) -> "Study | None":
         if parsed.study.is_file():
             print(f"{parsed.program}: {error}", file=sys.stderr)
         return None
+
+
+def _working_directory() -> contextlib.chdir[str]:
+    """Keep it where paths on the command line are still to be used: a file that defines a study may change it."""
+    return contextlib.chdir(".")
 
 
 def _refuse_study(parsed: argparse.Namespace, error: Exception) -> NoReturn:

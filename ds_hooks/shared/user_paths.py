@@ -53,3 +53,18 @@ def user_storage(named: str) -> str:
     user_path(path)
     home = path.partition("/")[0] if path.startswith("~") else ""  # the rest is quoted already, and a home is not
     return f"{scheme}{quote(os.path.expanduser(home))}{path.removeprefix(home)}{settings}"
+
+
+def absolute_storage(named: str) -> str:
+    """A storage, a path or a URL, that is the same one in any working directory."""
+    if "://" not in named:
+        return os.path.join(os.getcwd(), named) if named else named
+    sqlite = _SQLITE.fullmatch(named)
+    if sqlite is None or sqlite[2].startswith(("/", ":memory:", "file:")) or not sqlite[2]:
+        return named
+    try:
+        here = quote(os.getcwd())
+    except UnicodeEncodeError:  # no URL can name it
+        return named
+    scheme, path, settings = sqlite.groups()
+    return f"{scheme}{here}/{path}{settings}"

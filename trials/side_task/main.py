@@ -25,6 +25,7 @@ from ds_hooks.shared.processes.signals import END_SIGNAL, ignore_signals_to_othe
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.study_paths import trials_directory
 from ds_hooks.shared.study_queue import Submissions
+from ds_hooks.shared.user_paths import absolute_storage
 from trials.gate.base import ExclusiveGate, Gate, GateError, StopRequested, block_signals
 from trials.gate.cuda_queue import IN_FLIGHT
 from trials.gate.process import (
@@ -51,26 +52,31 @@ if TYPE_CHECKING:
 log = own_logger("trials.side_task.main")  # as a program its name is __main__
 
 
+def _absolute(text: str) -> Path:
+    """A path on the command line. The study may change the working directory."""
+    return Path(text).absolute()
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m trials.side_task.main")
-    parser.add_argument("--study", type=Path, metavar="FILE")
+    parser.add_argument("--study", type=_absolute, metavar="FILE")
     parser.add_argument("--study-name", default="study")
-    parser.add_argument("--queue", type=Path, metavar="STUDIES", help="take turns at the studies submitted there")
+    parser.add_argument("--queue", type=_absolute, metavar="STUDIES", help="take turns at the studies submitted there")
     parser.add_argument("--turn", type=float, metavar="SECONDS", help="with --queue: how long one takes")
     parser.add_argument("--given-up", metavar="NAME", help="with --queue: a study that has failed")
     parser.add_argument("--worker", default="")
-    parser.add_argument("--directory", type=Path, help="the study's, for claims and checkpoints")
-    parser.add_argument("--page", type=Path, help="default: there is no main job")
-    parser.add_argument("--units", type=Path)
+    parser.add_argument("--directory", type=_absolute, help="the study's, for claims and checkpoints")
+    parser.add_argument("--page", type=_absolute, help="default: there is no main job")
+    parser.add_argument("--units", type=_absolute)
     parser.add_argument("--units-bytes", type=int, help="when that file is full; default: never")
     parser.add_argument("--rank", type=int, help="named in what is logged")
-    parser.add_argument("--log", type=Path, metavar="FILE")
+    parser.add_argument("--log", type=_absolute, metavar="FILE")
     parser.add_argument("--status-fd", type=int, default=-1)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the first visible one")
     parser.add_argument("--memory-fraction", type=float, default=1.0, help="of a CUDA device's memory, at most")
     parser.add_argument("--queue-depth", type=int, default=IN_FLIGHT, help="units that a CUDA device has at most")
     parser.add_argument("--memory-mb", type=float, help="of the host's memory, at most; default: no limit")
-    parser.add_argument("--search-group", type=Path, help="`cgroup.procs` of the search worker's control group")
+    parser.add_argument("--search-group", type=_absolute, help="`cgroup.procs` of the search worker's control group")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--priority", choices=list(PRIORITIES), help="once it is ready; default: stays as it is")
     parser.add_argument("--measure", type=float, metavar="SECONDS", help="print the ungated rate, and leave")
@@ -105,12 +111,13 @@ def _work(arguments: argparse.Namespace, report: "Callable[[statuses.Status], No
     from trials.study import load_study
     from trials.training.rehearsal import measure_dedicated
 
+    storage = absolute_storage(os.environ.pop(STORAGE_VARIABLE, ""))  # the study's own processes need not know it
     gc.freeze()  # a collection in a bubble looks at what came since then
     gc.enable()
     try:
         study = load_study(arguments.study)
         if arguments.measure is None:
-            status = _serve(study, arguments, report, turn)
+            status = _serve(study, storage, arguments, report, turn)
             if turn is not None and turn.is_done and status == 0:
                 turn.end("done")
             return status
@@ -194,13 +201,17 @@ def _send(status_fd: int, status: statuses.Status) -> None:
 
 
 def _serve(
-    study: "Study", arguments: argparse.Namespace, report: "Callable[[statuses.Status], None]", turn: Turn | None
+    study: "Study",
+    storage: str,
+    arguments: argparse.Namespace,
+    report: "Callable[[statuses.Status], None]",
+    turn: Turn | None,
 ) -> int:
     from trials.search.worker import WorkerConfig
     from trials.side_task.devices import SideDeviceError, make_side_device
 
     worker_config = WorkerConfig(
-        storage=os.environ.pop(STORAGE_VARIABLE, ""),  # the study's own processes need not know
+        storage=storage,
         study_name=arguments.study_name,
         worker=arguments.worker,
         directory=arguments.directory,

@@ -207,14 +207,16 @@ def test_workers_of_several_runs_share_a_study(place: Path) -> None:
 
 
 def test_a_storage_and_a_name_of_the_users(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name may look like an option."""
+    """The name may look like an option. The study may change the working directory."""
     write()
+    Path("steady.py").write_text(f"import os\nos.chdir('/')\n{Path('steady.py').read_text()}")
     monkeypatch.setenv("WHERE", "sqlite:///mine.db")
     words = ("steady.py", "--study-name=-my study", "--storage", "env:WHERE", "--directory", "there")
     said = ran("run", *words).stdout
     assert said.endswith("Next: trials best steady.py '--study-name=-my study' --storage env:WHERE --directory there\n")
     assert len(trials("-my study", "sqlite:///mine.db")) == 12
-    assert "weights: there/-my%20study/best/trial-" in told("best", *words)[0]
+    assert "weights: kept/trial-" in told("best", *words, "--save", "kept")[0]
+    assert list((place / "kept").glob("trial-*.pt"))
 
 
 def test_a_study_that_fails_says_where(place: Path) -> None:
@@ -262,7 +264,7 @@ def _reasons(text: str) -> Iterator[str]:
         ),
         (
             ("close", "--storage", "x://me@127.0.0.1:1/s", "--study-name", "x"),
-            "trials close: x://me@127.0.0.1:1/s: NoS",
+            "trials close: x://me@127.0.0.1:1/s is not the URL of a database that can be used; allowed: a ",
         ),
         (("close", "--storage", "x://me:pw@host/db", "--study-name", "x"), "trials close: other users "),
     ],
@@ -292,11 +294,10 @@ def test_a_study_that_does_not_fit_its_storage_is_refused_in_one_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("place")
-def test_a_storage_that_cannot_be_made_is_refused_in_one_line() -> None:
+def test_a_storage_that_cannot_be_made_is_refused_in_one_line(place: Path) -> None:
     write()
     done = ran("run", "steady.py", "--study-name", "new", "--storage", "no/such/study.journal", status=1)
-    assert done.stderr == "[trials] error: no/such/study.journal: No such file or directory\n"
+    assert done.stderr == f"[trials] error: {place}/no/such/study.journal: No such file or directory\n"
     assert done.stdout == ""
 
 

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from ds_hooks.shared.secrets import read_storage
-from ds_hooks.shared.user_paths import user_path
+from ds_hooks.shared.user_paths import absolute_storage, user_path
 from tests.support.paths import ROOT
 
 
@@ -68,3 +68,12 @@ def test_what_is_there_may_be_called_as_a_variable(tmp_path: Path) -> None:
     assert user_path(str(there)) == str(there)
     with pytest.raises(ValueError, match=r"\$HOME is not replaced in a path"):
         user_path(str(there / "run"))
+
+
+def test_a_storage_is_the_same_one_wherever_it_is_opened(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    assert absolute_storage("study.journal") == f"{home}/study.journal"
+    for named in ("sqlite:///a%20b.db", "sqlite+pysqlite:///a b.db?timeout=7"):
+        assert sa.make_url(absolute_storage(named)).database == f"{home}/a b.db"
+    elsewhere = "/x.journal", "sqlite:////x.db", "sqlite://", "sqlite:///:memory:", "postgresql://u@h/d", ""
+    assert [absolute_storage(named) for named in elsewhere] == list(elsewhere)
