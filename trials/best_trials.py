@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,8 @@ def save(shown: Shown, study: Study | None, file: Path, into: Path) -> Shown:
     make_dir(into)
     if shown.weights is not None:
         copy = into / shown.weights.name
-        shutil.copyfile(shown.weights, copy)
+        with suppress(shutil.SameFileError):  # they are there already
+            shutil.copyfile(shown.weights, copy)
         shown = replace(shown, weights=copy)
     described = asdict(shown) | {
         "weights": shown.weights and str(shown.weights),

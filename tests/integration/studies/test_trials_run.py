@@ -86,6 +86,8 @@ def test_from_a_study_to_its_best_model(place: Path, trained: str) -> None:
     assert score == pytest.approx(best.value, rel=1e-5)
     assert "\n".join(described["load"]) in shown
     assert not list(Path("studies/steady/best").glob("*.tmp"))
+    kept = told("best", "steady.py", "--save", "studies/steady/best")[0]
+    assert f"weights: studies/steady/best/trial-{best.number}.pt" in kept, "where they are already"
 
 
 def test_whoever_looks_before_a_worker_has_made_the_study_makes_nothing(storage: str, place: Path) -> None:
