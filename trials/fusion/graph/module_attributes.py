@@ -56,16 +56,21 @@ class ModuleAttributes:
     def changed(self) -> list[Attribute]:
         """Return the attributes that are not as they were, each once."""
         found: dict[Attribute, None] = {}
-        for path, table, before in self._tables.values():
-            if not _same(table, before):
-                names = [
-                    name for name in {**before, **table} if _differ(table.get(name, _Absent), before.get(name, _Absent))
-                ]
-                found.update(dict.fromkeys((path, name) for name in names if not _is_passed_over(name)))
-        for attribute, part, before in self._containers.values():
-            if not _same(part, before):
-                found[attribute] = None
+        for path, table, before in self._changed_tables():
+            names = [
+                name for name in {**before, **table} if _differ(table.get(name, _Absent), before.get(name, _Absent))
+            ]
+            found.update(dict.fromkeys((path, name) for name in names if not _is_passed_over(name)))
+        found.update(dict.fromkeys(attribute for attribute, _, _ in self._changed_containers()))
         return list(found)
+
+    def _changed_tables(self) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+        """Those that do not hold the very objects that they held. A step asks for thousands, most of them empty."""
+        return [each for each in self._tables.values() if (each[1] or each[2]) and not _same(each[1], each[2])]
+
+    def _changed_containers(self) -> list[tuple[Attribute, Any, Any]]:
+        """The same; most of them are empty, such as a module's hooks."""
+        return [each for each in self._containers.values() if (each[1] or each[2]) and not _same(each[1], each[2])]
 
     def changed_inside(self) -> list[Attribute]:
         """Return the attributes in which a tensor has changed in place, which cannot be put back."""
@@ -73,14 +78,12 @@ class ModuleAttributes:
 
     def put_back(self) -> None:
         """Restore them."""
-        for _, table, before in self._tables.values():
-            if not _same(table, before):
-                passed_over = {name: value for name, value in table.items() if _is_passed_over(name)}
-                table.clear()
-                table.update({**before, **passed_over})
-        for _, part, before in self._containers.values():
-            if not _same(part, before):
-                _fill(part, before)
+        for _, table, before in self._changed_tables():
+            passed_over = {name: value for name, value in table.items() if _is_passed_over(name)}
+            table.clear()
+            table.update({**before, **passed_over})
+        for _, part, before in self._changed_containers():
+            _fill(part, before)
 
 
 class _Absent:

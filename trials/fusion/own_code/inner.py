@@ -47,6 +47,9 @@ class Below(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, inner: "Inner | Call", row: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Compute it."""
+        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # as most layers; trees take longer
+            (x,), dim = args, in_dims[2][0]
+            return inner.run((x.movedim(dim, 0) if dim else x,), {}, ((None if dim is None else 0,), {}))
         leaves, spec = tree_flatten((args, kwargs))
         found = tree_flatten((in_dims[2], in_dims[3]))[0]
         own = [leaf.movedim(dim, 0) if dim else leaf for leaf, dim in zip(leaves, found, strict=True)]
