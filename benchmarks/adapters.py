@@ -2,8 +2,8 @@
 
 The plain run does the same work on the base, and is the most that fused trials could reach. It trains one adapter where
 they train K. Both take AdamW steps in one process with one thread, in short blocks in random order; CPU time counts.
-Trials train on the same batch of B examples (`shared`), or each on its own (`own`), with which GPT-2 asks for values
-and runs in a loop; `peft_gpt2_masked` has attention masks and eager attention, and asks for none.
+Trials train on the same batch of B examples (`shared`), or each on its own (`own`). GPT-2 asks for values,
+which are alike in all trials here; `peft_gpt2_masked` has attention masks and eager attention, and asks for none.
 
 Memory is what a group holds, each storage once, ÷ one base and K adapters, with gradients and optimizer states.
 """
