@@ -11,6 +11,7 @@ from squeezer.records.reader import read_events
 from tests.support.jobs import (
     NARROW,
     PATIENT,
+    SQUEEZE_ALL,
     Ended,
     KillInBubble,
     SqueezedRun,
@@ -22,23 +23,10 @@ from tests.support.jobs import (
     short_directory,
     two_ranks,
 )
-from tests.support.paths import ROOT, STUDIES
+from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 STEPS = 40
-
-CONFIG = f"""
-[squeeze]
-alone_share = 0.0
-min_bubble_ms = 0.1
-[guard]
-enabled = false
-[side]
-study = "{STUDIES / "endless.py"}"
-[run]
-directory = "run"
-calibrate_s = 0.0
-"""
 
 
 @pytest.fixture
@@ -60,7 +48,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def squeezed(tmp_path: Path, directory: Path, *killers: KillInBubble) -> Ended:
     config, losses = tmp_path / "squeezer.toml", tmp_path / "losses"
-    config.write_text(CONFIG)
+    config.write_text(SQUEEZE_ALL)
     for killer in killers:
         killer.start()
     ended = run(ds_squeeze(config, PATIENT, *pretrain(losses, STEPS, NARROW)), directory, losses)
@@ -77,7 +65,7 @@ def test_another_kind_of_job_with_evaluations(tmp_path: Path, directory: Path) -
     with short_directory() as made:
         without = run(deepspeed(*denoise(losses, 120)), made, losses)
     assert without.status == 0 and len(set(without.losses)) == 120, without.output
-    config.write_text(CONFIG)
+    config.write_text(SQUEEZE_ALL)
     ended = run(ds_squeeze(config, PATIENT, *denoise(losses, 120)), directory, losses)
     assert (ended.status, ended.losses) == (0, without.losses), ended.output
     for rank in (0, 1):
@@ -95,7 +83,7 @@ def test_in_unusual_ways_of_training(tmp_path: Path, directory: Path) -> None:
         without = run(deepspeed(script, "--losses", str(losses)), made, losses)
     assert (without.status, len(without.losses)) == (7, len(set(without.losses))), without.output
     losses.unlink()
-    config.write_text(CONFIG)
+    config.write_text(SQUEEZE_ALL)
     ended = run(ds_squeeze(config, PATIENT, script, "--losses", str(losses)), directory, losses)
     assert (ended.status, ended.losses) == (7, without.losses), ended.output
     assert "switched off" not in ended.output

@@ -12,6 +12,7 @@ from squeezer.records.layout import units_path
 from tests.support.jobs import (
     NARROW,
     PATIENT,
+    SQUEEZE_ALL,
     STARTING_S,
     Ended,
     ds_squeeze,
@@ -21,25 +22,11 @@ from tests.support.jobs import (
     short_directory,
     two_ranks,
 )
-from tests.support.paths import STUDIES
 from tests.support.sandbox import Sandbox, wait_for
 from tests.support.slow_cases import others_slow
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 STEPS = 24
-
-CONFIG = f"""
-[squeeze]
-alone_share = 0.0
-min_bubble_ms = 0.1
-[guard]
-enabled = false
-[side]
-study = "{STUDIES / "endless.py"}"
-[run]
-directory = "run"
-calibrate_s = 0.0
-"""
 
 ODD = "ü 日本 'a' \"b\" $HOME %d %(s)s [c]* \\ ; &"
 LONG = Path("long" * 60)
@@ -129,7 +116,7 @@ def run_in(place: Place, base: Path, directory: Path) -> Ended:
     allowed = subprocess.run(["bash", "-c", place.tried], capture_output=True, text=True)
     if allowed.returncode:
         pytest.skip(f"{place.tried} is not allowed here, so this is NOT shown: {allowed.stderr.strip()}")
-    (base / "squeezer.toml").write_text(CONFIG)
+    (base / "squeezer.toml").write_text(SQUEEZE_ALL)
     apart = ["unshare", "-m"] if "mount -t" in place.before else []
     patient = [PATIENT] if place.squeezes else []
     command = ds_squeeze(Path("squeezer.toml"), *patient, *pretrain(Path("losses"), STEPS, NARROW))

@@ -31,6 +31,20 @@ NARROW = 64
 STARTING_S = 300.0
 """DeepSpeed compiles an operation in its first run on a machine."""
 
+SQUEEZE_ALL = f"""
+[squeeze]
+alone_share = 0.0
+min_bubble_ms = 0.1
+[guard]
+enabled = false
+[side]
+study = "{STUDIES / "endless.py"}"
+[run]
+directory = "run"
+calibrate_s = 0.0
+"""
+"""A configuration with which every step is squeezed, and all bubbles that an endless study can use."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
