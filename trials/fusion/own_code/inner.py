@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from trials.fusion.graph.observer import comparing
 from trials.fusion.layers.conv import as_alone, draws
@@ -30,32 +30,6 @@ class OwnCode(Protocol):
 
     def way(self, reason: str) -> str:
         """Return how the layer is computed. `reason` is why it has no rule."""
-
-
-class Below(torch.autograd.Function):
-    """Computes an inner layer with the trials' tensors as they are, outside the `vmap` that calls it."""
-
-    @staticmethod
-    def forward(*_: Any) -> Any:
-        """Never called, because the row's number always comes from the `vmap`."""
-        raise RuntimeError("a layer was called outside its vmap")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Required by `vmap`. Autograd records what the static method below does."""
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, inner: "Inner | Call", row: Tensor, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Compute it."""
-        if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):  # as most layers; trees take longer
-            (x,), dim = args, in_dims[2][0]
-            return inner.run((x.movedim(dim, 0) if dim else x,), {}, ((None if dim is None else 0,), {}))
-        leaves, spec = tree_flatten((args, kwargs))
-        found = tree_flatten((in_dims[2], in_dims[3]))[0]
-        own = [leaf.movedim(dim, 0) if dim else leaf for leaf, dim in zip(leaves, found, strict=True)]
-        dims = tree_unflatten([None if dim is None else 0 for dim in found], spec)
-        own_args, own_kwargs = tree_unflatten(own, spec)
-        return inner.run(own_args, own_kwargs, dims)
 
 
 class Inner:

@@ -1,7 +1,6 @@
 """Modules without a rule, run by their own code: under one `vmap`, or a loop over the trials where `vmap` cannot.
 
-A whole forward that cannot be traced is such a module too. Rules still compute the layers inside it: each leaves the
-`vmap` around it through an `autograd.Function`, and is a unit that asks the gate.
+A whole forward that cannot be traced is one too. Rules still compute its layers: each leaves the `vmap`, and is a unit.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +20,9 @@ from trials.fusion.graph.memo import KeepsInsideError, LoneCall, Memo
 from trials.fusion.graph.surroundings import as_written, reentrant_checkpoint, without_recomputing
 from trials.fusion.own_code import one_by_one
 from trials.fusion.own_code.asked import asking, own_attributes
+from trials.fusion.own_code.below import below
 from trials.fusion.own_code.calls import Outside, instead
-from trials.fusion.own_code.inner import Below, Calls, Inner
+from trials.fusion.own_code.inner import Calls, Inner
 from trials.fusion.own_code.one_by_one import ChangedError, OneByOne, fits, in_slots, mark, slots
 from trials.fusion.own_code.streams import continue_from, drawing_from, foreign_streams, note, refuse_foreign, saved
 from trials.fusion.own_code.template import template, without_data
@@ -371,9 +371,10 @@ class Mapped:
 
     def _below(self, inner: Inner | Outside, args: Any, kwargs: Any) -> Any:
         row, self._row = self._row, None  # what `inner` calls is outside the `vmap`
+        assert row is not None  # or there is no `vmap`
         try:
             with self._together.outside():
-                return Below.apply(inner, row, args, kwargs)
+                return below(inner, row, args, kwargs)
         finally:
             self._row = row
 
