@@ -1,5 +1,6 @@
 """Starts the ranks of a job as DeepSpeed's launcher does, without that: it takes longer to start than a cell trains."""
 
+import os
 import subprocess
 import sys
 import time
@@ -49,7 +50,8 @@ def train(way: Sequence[str], script: Sequence[str], ranks: int, folder: Path, p
         for process in processes:
             process.kill()
             process.wait()
-    wait_for(lambda: not any(pages.rglob("*")), "the daemons' end")
+    # folders vanish while they are looked through, which `os.walk` ignores
+    wait_for(lambda: not any(files or folders for _, folders, files in os.walk(pages)), "the daemons' end")
     remove_buffers(port)
     failed = [rank for rank, status in enumerate(statuses) if status not in (0, None)]
     order = [*failed, *(rank for rank in range(ranks) if rank not in failed)]
