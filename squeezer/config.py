@@ -61,8 +61,9 @@ class SqueezeTable(_Table):
     """share of the steps that are left alone, drawn at random: the baseline of the slowdown. The guard leaves half of \
 the steps alone while it knows little, and half of this share once it knows that the slowdown is below twice the \
 budget. 0: none, so no slowdown is reported, and the guard sees overruns only"""
-    alone_block_steps: _Count = 2
-    """steps in a row that are left alone at a time"""
+    alone_block_steps: _Count = 3
+    """steps in a row that are left alone at a time. The first does not count, as it still feels the squeezing before \
+it, unless it is the only one"""
     observe_steps: _Count = 6
     """first steps of a job, which teach the forecast and are not squeezed"""
     margin_ms: _NotNegative = 0.3

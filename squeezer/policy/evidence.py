@@ -7,11 +7,10 @@ Ramdas 2025, Sequential Analysis 44). Windows let it forget, so that a slowdown 
 also give up that guarantee for ever. What holds instead is simulated, with the daemon's defaults and a budget of 1%
 (`tests/unit/squeezer/policy/test_error_rates.py`, `python -m benchmarks.guard_power`):
 
-- No slowdown: a false alarm in about 200,000 steps whose noise is 3%, and in about 20,000 whose noise is 10%, or that
-  have bursts.
-- No slowdown, but one step in five, at random, is 5 to 8 times as long: a false alarm in about 12,000 steps if three
-  in ten are left alone, and fewer with the default.
-- A slowdown of just the budget: an alarm in about 10,000 steps.
+- No slowdown: no false alarm in 200,000 steps whose noise is 3% or 10%, and one in about 100,000 that have bursts.
+- No slowdown, but one step in five, at random, is 5 to 8 times as long: a false alarm in about 60,000 steps, or in
+  about 24,000 if two in five are left alone.
+- A slowdown of just the budget: no alarm in 120,000 steps.
 - Where nothing is slowed, alarms and suspicion together take at most 5% of the squeezing.
 """
 
@@ -34,16 +33,15 @@ FEW_PAIRS = 4
 Means of few comparisons are not normal where some comparisons are far out, as with steps of two lengths."""
 LEARNING_PAIRS = 8
 """The draw is dense until there are this many, and again after each new beginning."""
-SUSPICIOUS = 1.4
+SUSPICIOUS = 1.8
 """In standard errors above the budget, over 8 comparisons or more. Only makes the draw dense, so it costs little."""
 STARTLING = 3.0
 """In standard deviations above the budget, of the last comparison. Likewise."""
 SURE_PAIRS = 16
 """Fewer comparisons do not make the draw sparse."""
 SURE_BUDGETS = 2.0
-"""The draw is sparse once the slowdown is surely below this multiple of the budget. A block of two steps,
-still fast from the squeezing before it, makes squeezing look worse than it is, so many jobs that lose nothing stay just
-above 0."""
+"""The draw is sparse once the slowdown is surely below this multiple of the budget. Closer to the budget, it would take
+most jobs too long to be sure."""
 
 
 class Finding(NamedTuple):

@@ -2,7 +2,9 @@
 
 A block is compared with up to `NEAR_STEPS` squeezed steps on either side. So a steady drift cancels, and a slow phase
 of the machine matters only where it begins or ends. No step counts twice: of few squeezed steps between two blocks each
-block gets a half.
+block gets a half. The first step after a change does not count, as in a crossover trial, because it still feels what
+was before: a core that a side task kept awake is faster in the next step too, and one that slept is slower. Both would
+count against squeezing. Where few steps follow, it counts.
 
 A comparison is the difference of mean log lengths, *winsorized*: a step that is far from the others beside it, squeezed
 or alone, counts as less far. Single steps are treated so, not comparisons. So what makes some steps long, such as an
@@ -25,6 +27,8 @@ NEVER_FAR = 0.01
 """As a share of a step: a smaller distance is never far, however equal the other steps are."""
 MEMORY_PAIRS = 64
 """Far is judged by this many of the latest comparisons."""
+FEW_SQUEEZED = 2
+"""Of so few squeezed steps after a block the first counts, too."""
 LEAST_PAIRS = 3
 """With fewer comparisons, nothing counts as far."""
 LASTING_PAIRS = 3
@@ -77,8 +81,8 @@ class Pairs:
             self._before = [*self._before[1 - NEAR_STEPS :], log]
         else:
             self._after.append(log)
-            if len(self._after) > NEAR_STEPS:  # one is left for the next block
-                pair = self._compare(NEAR_STEPS)
+            if len(self._after) > NEAR_STEPS + 1:  # one is left for the next block
+                pair = self._compare(NEAR_STEPS + 1)
         return pair
 
     def divide(self) -> Pair | None:
@@ -93,6 +97,7 @@ class Pairs:
         self._before, self._alone, self._after = self._after[count:] or after[-1:], [], []
         if not before or len(alone) > MOST_ALONE_STEPS:
             return None
+        alone, after = alone[1:] or alone, after[1:] if len(after) > FEW_SQUEEZED else after
         level = median([*before, *after])
         ratio = (fmean(before) + fmean(after)) / 2 - fmean(alone)
         own_ms = math.exp(fmean(alone))

@@ -34,7 +34,7 @@ def test_nothing_is_required(tmp_path: Path) -> None:
     assert config.side is None
     assert config.run.directory == Path.cwd() / "runs" / "observed"
     assert config.squeeze.kinds == tuple(kind.name for kind in WaitKind if kind is not WaitKind.REDUCE_GRADS)
-    assert (config.squeeze.alone_share, config.squeeze.alone_block_steps, config.squeeze.observe_steps) == (0.1, 2, 6)
+    assert (config.squeeze.alone_share, config.squeeze.alone_block_steps, config.squeeze.observe_steps) == (0.1, 3, 6)
     assert (config.guard.enabled, config.guard.slowdown_budget, config.guard.retry_steps) == (True, 0.01, 200)
     assert (config.run.pin_cores, config.run.trace_steps, config.run.calibrate_s) == (True, 40, 2.0)
 

@@ -83,13 +83,13 @@ def test_ranks_agree_though_one_joins_late_or_hears_less() -> None:
     for machine in machines:
         machine.handle(JobAttached(0, 29500))
         machine.handle(SideChanged(Side.READY))
-    all_of_it = squeezed_of(machines[0], range(1, 1000))
-    late = squeezed_of(machines[1], range(501, 1000))
-    assert late[300:] == all_of_it[800:]
+    all_of_it = squeezed_of(machines[0], range(1, 2000))
+    late = squeezed_of(machines[1], range(501, 2000))
+    assert late[500:] == all_of_it[1000:]
     assert all(first for first, second in zip(all_of_it[500:], late, strict=True) if second)
-    with_gaps = [step for step in range(1, 1000) if step % 10 > 2]
+    with_gaps = [step for step in range(1, 2000) if step % 10 > 2]
     heard = [squeezed for step in with_gaps for squeezed in squeezed_of(machines[2], range(step, step + 1))]
-    assert heard[400:] == [all_of_it[step - 1] for step in with_gaps][400:]
+    assert heard[1100:] == [all_of_it[step - 1] for step in with_gaps][1100:]
 
 
 def test_a_draw_once_planned_stays() -> None:

@@ -69,7 +69,7 @@ def test_a_slowdown_is_found_and_kept_out(noise, slowdown: float, most_steps: in
 
 @pytest.mark.parametrize(
     ("deviation", "slowdown", "most_steps"),
-    others_slow([(0.03, 0.4, 60), (0.001, 0.4, 120), (0.005, 0.05, 120)], [(0.03, 0.4, 60), (0.001, 0.4, 120)]),
+    others_slow([(0.03, 0.4, 80), (0.001, 0.4, 180), (0.005, 0.05, 180)], [(0.03, 0.4, 80), (0.001, 0.4, 180)]),
 )
 def test_a_slowdown_that_begins_late_is_found_as_soon(deviation: float, slowdown: float, most_steps: int) -> None:
     """Also where steps have been so equal that the first longer ones look like outliers."""
@@ -81,8 +81,8 @@ def test_fewer_steps_are_left_alone_once_the_slowdown_is_known_to_be_within_the_
     outcome = simulate(white(np.random.default_rng(0), 3000, 0.01), 0.0, 0)
     assert outcome.squeezed > 1.03 * MOST_SQUEEZED
     found = [simulate(white(np.random.default_rng(s), 3000, 0.01), 0.04, s, begins=1500) for s in range(9)]
-    assert sorted(each.shut_at or 3000 for each in found)[4] <= 200, "a slowdown that begins then is found all the same"
-    assert max(each.cost for each in found) <= 0.005
+    assert sorted(each.shut_at or 3000 for each in found)[4] <= 240, "a slowdown that begins then is found all the same"
+    assert max(each.cost for each in found) <= 0.008
 
 
 def test_squeezing_that_makes_steps_shorter_is_let_alone() -> None:

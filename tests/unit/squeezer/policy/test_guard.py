@@ -200,7 +200,7 @@ def test_small_overruns_are_bearable_up_to_half_of_the_budget() -> None:
 def test_without_a_budget_nothing_is_guarded_and_no_more_left_alone_than_the_share() -> None:
     job = Job(GateMachine(policy(enabled=False)))
     assert "shut" not in job.run(2000, noisy(0.5), overrun_ms=50.0)
-    assert job.squeezed[6:106].count(False) == 10
+    assert job.squeezed[6:126].count(False) == 12
 
 
 def test_the_next_job_is_judged_by_itself() -> None:

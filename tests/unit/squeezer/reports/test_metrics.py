@@ -79,7 +79,7 @@ def test_steps_in_which_the_side_task_only_starts_are_neither_squeezed_nor_a_bas
 
 
 def test_a_steady_drift_is_no_slowdown() -> None:
-    pattern = [(i % 2 == 1, [100.0 + i] * 8) for i in range(21)]
+    pattern = [(i % 2 == 1, [100.0 + i] * 9) for i in range(21)]
     got = main_figures(steps_of(pattern))
     assert got["slowdown"] == pytest.approx(0, abs=1e-4)
 
@@ -87,7 +87,7 @@ def test_a_steady_drift_is_no_slowdown() -> None:
 def test_interval_of_two_comparisons_by_hand() -> None:
     squeezed, alone = (True, [110] * 9), (False, [100])
     got = main_figures(
-        steps_of([(True, [9, 9]), (True, [100] * 4), alone, (True, [100] * 4), squeezed, alone, squeezed])
+        steps_of([(True, [9, 9]), (True, [100] * 4), alone, (True, [100] * 5), squeezed, alone, squeezed])
     )
     logs = [0.0, math.log(1.1)]
     half = 12.7062 * math.sqrt(np.var(logs, ddof=1) / 2)
