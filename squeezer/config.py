@@ -210,8 +210,8 @@ In any case, the kernel ends the side task first when the machine runs out of me
         path = Path(value).absolute()
         if not path.parent.is_dir():
             raise ValueError(f"there is no directory {path.parent}")
-        if path.is_dir():
-            raise ValueError("it is a directory")
+        if path.exists() and not path.is_file():
+            raise ValueError("it is a directory" if path.is_dir() else "it is no ordinary file")
         if path.is_file():
             with path.open("rb") as file:
                 if file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC:

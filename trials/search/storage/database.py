@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,6 +103,35 @@ def _parsed(url: str, shown: str) -> sa.URL:
     return parsed
 
 
+def usable_url(named: str) -> str:
+    """The same as `database_url`, of a database whose driver is installed.
+
+    Raises:
+        StorageError: see `database_url`; or it is not, and the message says which URL or package is right.
+    """
+    url = database_url(named)
+    dialect = sa.make_url(url).get_dialect()
+    try:
+        dialect.import_dbapi()
+    except ImportError as error:
+        shown, reason = hide_password(named), f"{error}".partition("\n")[0]
+        raise StorageError(
+            f"the driver for {shown} is not installed: {reason}; allowed: {_instead(named, dialect.name)}"
+        ) from None
+    return url
+
+
+def _instead(named: str, kind: str) -> str:
+    """What to do where the driver of a URL is missing, of a database of that kind."""
+    scheme, package = named.partition("://")[0], "pip install 'bubble-squeezer[postgresql]'"
+    if kind != "postgresql":
+        return "its driver"
+    if scheme.partition("+")[2] in ("", "psycopg"):
+        return package
+    # as in the URL of another program
+    return f"postgresql:// in place of {scheme}://{'' if find_spec('psycopg') else f', after {package}'}"
+
+
 def _are_settings(given: list[str]) -> bool:
     """Whether what stands behind a ? is for SQLite, and no part of a path; as a URI's it may be anything."""
     pairs = [each.partition("=") for each in given]
@@ -169,11 +199,6 @@ def naming(storage: str) -> Iterator[None]:
     """
     try:
         yield
-    except ImportError as error:
-        advice = "pip install 'bubble-squeezer[postgresql]'" if "psycopg" in f"{error}" else "install its driver"
-        raise StorageError(
-            f"the study's storage {hide_password(storage)} needs its driver: {error}: {advice}"
-        ) from None
     except (SQLAlchemyError, StorageInternalError) as error:
         raise StorageError(f"the study's storage {hide_password(storage)} cannot be used: {in_short(error)}") from error
 
@@ -253,7 +278,7 @@ def connect(storage: str, directory: Path | None) -> sa.Engine:
     if is_in_memory(storage) and directory is not None:
         raise StorageError(f"{storage} is in the memory of one process; allowed: a file, such as sqlite:///study.db")
     if is_shared(storage):
-        url = database_url(storage)
+        url = usable_url(storage)
         # under the lock, each statement must see what others have committed, whatever the server's default is
         return sa.create_engine(url, isolation_level="READ COMMITTED", pool_size=2, **engine_options(url))
     if directory is None:
@@ -280,7 +305,7 @@ def connect_to_read(storage: str, directory: Path) -> sa.Engine | None:
         directory: the study's.
     """
     if is_shared(storage):
-        url = database_url(storage)
+        url = usable_url(storage)
         return sa.create_engine(url, **engine_options(url))
     file = directory / CLAIMS_FILE
     if not file.is_file():

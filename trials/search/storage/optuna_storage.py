@@ -13,10 +13,12 @@ from sqlalchemy import create_engine, inspect, make_url, text
 
 from ds_hooks.shared.private_file import check_ours, open_private, sync_name
 from ds_hooks.shared.secrets import hide_password
-from trials.search.storage.database import StorageError, database_url, engine_options, is_sqlite
+from trials.search.storage.database import StorageError, engine_options, is_sqlite, usable_url
 
-LONGEST_LINE = 1 << 20
-"""No line of a journal has nearly as many bytes."""
+_BEGINNING = b'{"op_code":'
+
+BLOCK_BYTES = 1 << 16
+"""Half a line is looked through in pieces: that of a long history may have any length."""
 
 
 class _FileLock:
@@ -35,10 +37,12 @@ class _FileLock:
     def acquire(self) -> bool:
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
-        end = os.lseek(fd, 0, os.SEEK_END)
-        tail = os.pread(fd, LONGEST_LINE, max(0, end - LONGEST_LINE))
-        if tail and not tail.endswith(b"\n"):
-            os.ftruncate(fd, end - len(tail) + tail.rfind(b"\n") + 1)
+        end = whole = os.lseek(fd, 0, os.SEEK_END)
+        while whole and os.pread(fd, 1, whole - 1) != b"\n":
+            begin = max(0, whole - BLOCK_BYTES)
+            whole = begin + os.pread(fd, whole - begin, begin).rfind(b"\n") + 1
+        if whole < end:
+            os.ftruncate(fd, whole)
         self._fd = fd
         return True
 
@@ -64,15 +68,18 @@ def open_storage(named: str) -> BaseStorage:
 
     Raises:
         OthersError: the file is another user's work.
-        StorageError: the file is no journal, or a damaged one; or another version of Optuna has written it.
+        StorageError: the file is no journal, or a damaged one; another version of Optuna has written it; or it is no
+            file that can be read again, such as a device.
     """
     if "://" not in named:
         _make_private(named)
         try:
+            if not _begins_as_journal(named):
+                raise ValueError
             return JournalStorage(JournalFileBackend(named, _FileLock(named)))
         except (ValueError, KeyError, TypeError, AssertionError):
             raise StorageError(f"the study's storage {named} is {_fault(named)}") from None
-    url = database_url(named)
+    url = usable_url(named)
     file = storage_file(named)
     if file is not None:
         _make_private(file)
@@ -82,6 +89,16 @@ def open_storage(named: str) -> BaseStorage:
         raise StorageError(
             f"the study's storage {hide_password(named)} is another version of Optuna's: {error}"
         ) from None
+
+
+def _begins_as_journal(path: str) -> bool:
+    """Whether a file is empty or begins as Optuna writes one, perhaps cut off.
+
+    Optuna passes over its last line if that is none. We would cut that off, or write behind it.
+    """
+    with open(path, "rb") as file:
+        first = file.read(len(_BEGINNING)).strip(b"\0")  # which a crash of the machine may leave
+    return _BEGINNING.startswith(first)
 
 
 def _fault(journal: str) -> str:
@@ -127,7 +144,7 @@ def has_studies(named: str) -> bool:
     """
     if "://" not in named:
         return True
-    url = database_url(named)
+    url = usable_url(named)
     engine = create_engine(url, **engine_options(url))
     try:
         if not inspect(engine).has_table("studies"):
@@ -139,8 +156,16 @@ def has_studies(named: str) -> bool:
 
 
 def _make_private(file: str) -> None:
-    """Make a file that is missing: Optuna and SQLite would let all read it. One that is there may be read-only."""
+    """Make a file that is missing: Optuna and SQLite would let all read it. One that is there may be read-only.
+
+    Raises:
+        OthersError: it is another user's.
+        StorageError: what is there keeps nothing, as /dev/null, or never ends.
+    """
     check_ours(Path(file))
-    if not os.path.exists(file):
+    if os.path.exists(file):
+        if not os.path.isfile(file):
+            raise StorageError(f"the study's storage {file} is no ordinary file; allowed: one, or a path without any")
+    else:
         os.close(open_private(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
         sync_name(Path(file))

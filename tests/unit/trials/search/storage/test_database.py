@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,14 @@ from trials.search.storage.database import (
     CONNECT_TIMEOUT_S,
     StorageError,
     connect,
+    connect_to_read,
     database_url,
     engine_options,
     in_short,
     is_away,
     patiently,
 )
-from trials.search.storage.optuna_storage import open_storage
+from trials.search.storage.optuna_storage import has_studies, open_storage
 
 
 @pytest.mark.parametrize(
@@ -153,6 +155,27 @@ def test_what_is_no_database_that_can_be_used_is_refused_in_words(
 ) -> None:
     with pytest.raises(StorageError, match=f"{said}.*; allowed: a journal's path, sqlite:///FILE") as caught:
         open_it(url)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "open_it", [open_storage, has_studies, lambda url: connect(url, None), lambda url: connect_to_read(url, Path())]
+)
+@pytest.mark.parametrize(
+    ("scheme", "package", "allowed"),
+    [
+        ("postgresql+psycopg2", "psycopg2", r"postgresql:// in place of postgresql\+psycopg2://$"),
+        ("postgresql+pg8000", "pg8000", r"postgresql:// in place of postgresql\+pg8000://$"),
+        ("mysql", "MySQLdb", "its driver"),
+    ],
+)
+def test_a_driver_that_is_missing_is_named_and_what_there_is_in_its_place(
+    scheme: str, package: str, allowed: str, open_it: Callable[[str], object]
+) -> None:
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(StorageError, match=rf"{package}'; allowed: {allowed}") as caught:
+        open_it(f"{scheme}://me:s3cret@host/db")
     assert "s3cret" not in str(caught.value)
 
 

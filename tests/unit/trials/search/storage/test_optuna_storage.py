@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 from optuna.storages import JournalStorage, RDBStorage
 from optuna.study import StudyDirection
 
-from ds_hooks.shared.study_paths import trials_directory
 from tests.support.fused_and_solo import AtOnce
 from tests.support.simulated import Pretended
 from trials.search.storage.database import SQLITE_PATIENCE_S, StorageError, connect, engine_options, is_shared
@@ -76,6 +76,15 @@ def test_a_driver_changes_nothing_about_where_a_database_is(tmp_path: Path) -> N
     engine.dispose()
 
 
+@pytest.mark.parametrize("kind", ["{}", "sqlite:///{}"])
+def test_what_is_no_ordinary_file_is_refused(kind: str, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listens:
+        listens.bind(f"{tmp_path}/socket")
+        for path in (tmp_path, f"{tmp_path}/socket", "/dev/null", "/dev/zero"):
+            with pytest.raises(StorageError, match="is no ordinary file; allowed: one, or a path without any"):
+                open_storage(kind.format(path))
+
+
 @pytest.mark.parametrize(
     "storage", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true"]
 )
@@ -83,12 +92,6 @@ def test_a_study_in_memory_is_refused_where_others_would_not_see_it(storage: str
     with pytest.raises(StorageError, match="is in the memory of one process"):
         connect(storage, tmp_path)
     connect(storage, None).dispose()
-
-
-def test_no_name_leads_out_of_the_directory_of_studies(tmp_path: Path) -> None:
-    names = ["", ".", "..", "...", "/", "../x", "%", "%.", "small"]
-    found = [trials_directory(tmp_path, name).resolve() for name in names]
-    assert len(set(found)) == len(names) and {path.parent for path in found} == {tmp_path.resolve()}
 
 
 def test_who_is_killed_in_the_middle_of_a_write_holds_nobody_up(tmp_path: Path) -> None:
@@ -134,10 +137,23 @@ def test_a_process_that_is_forked_in_the_middle_of_a_write_holds_nobody_up(tmp_p
 
 def test_half_a_line_that_a_crash_has_left_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "study.journal"
-    for torn in ("", '{"op_co'):
+    for number, torn in enumerate(["", '{"op_co', '{"op_code": 8, "history": [' + "0.5, " * 500_000]):
         path.open("a").write(torn)
-        open_storage(str(path)).create_new_study([StudyDirection.MAXIMIZE], f"after {torn}")
-    assert [study.study_name for study in open_storage(str(path)).get_all_studies()] == ["after ", 'after {"op_co']
+        open_storage(str(path)).create_new_study([StudyDirection.MAXIMIZE], f"after {number}")
+    assert [study.study_name for study in open_storage(str(path)).get_all_studies()] == [f"after {n}" for n in range(3)]
+    for torn in ('{"op_', '{"op_code":0,"study', "\0\0\0"):
+        path.write_text(torn)
+        assert open_storage(str(path)).create_new_study([StudyDirection.MAXIMIZE], "after it") == 0
+
+
+@pytest.mark.parametrize("text", ["a line", "a line\n", '{"lr": 0.1}', '{"lr": 0.1}\n', "\n", "\n\n"])
+def test_what_is_no_journal_is_refused_and_stays_as_it_is(text: str, tmp_path: Path) -> None:
+    """Of a single line Optuna thinks that it has been cut off."""
+    path = tmp_path / "params.json"
+    path.write_text(text)
+    with pytest.raises(StorageError, match=r"params\.json is not Optuna's journal; allowed: a journal, a path where"):
+        open_storage(str(path)).create_new_study([StudyDirection.MAXIMIZE], "mine")
+    assert path.read_text() == text
 
 
 def test_a_database_whose_making_was_cut_off_has_one_study_of_a_name(tmp_path: Path) -> None:
