@@ -19,6 +19,7 @@ from ds_hooks.shared.command_line import (
     refuse_command,
     refuse_unknown_command,
     run_command,
+    study_name_of,
     typed_path,
 )
 from ds_hooks.shared.renamed_commands import refuse
@@ -240,8 +241,7 @@ def _submit(parsed: argparse.Namespace) -> int:
     study = parsed.study.absolute()
     if not study.is_file():
         refuse_command(parsed, f"there is no file {study}")
-    name = study.stem if parsed.study_name is None else parsed.study_name
-    submission = Submission(name=name, study=study, priority=parsed.priority, share=parsed.share)
+    submission = Submission(name=study_name_of(parsed), study=study, priority=parsed.priority, share=parsed.share)
     try:
         return main_submit(submission, parsed.queue)
     except (SubmissionError, OSError) as error:

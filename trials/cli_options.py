@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ds_hooks.shared import logs
-from ds_hooks.shared.command_line import STUDY_NAME_HELP, positive, refuse_command, typed_path
+from ds_hooks.shared.command_line import STUDY_NAME_HELP, positive, refuse_command, study_name_of, typed_path
 from ds_hooks.shared.secrets import hide_password, hide_passwords, read_storage
 from ds_hooks.shared.study_paths import journal_path, trials_directory
 
@@ -42,7 +42,7 @@ def known_storage(parsed: argparse.Namespace, storage: str) -> str:
 
 def location_of(parsed: argparse.Namespace) -> tuple[str, Path, str]:
     """A study's name, directory and storage."""
-    name = parsed.study.stem if parsed.study_name is None else parsed.study_name
+    name = study_name_of(parsed)
     storage = str(journal_path(parsed.directory)) if parsed.storage is None else storage_of(parsed)
     return name, trials_directory(parsed.directory, name), storage
 
@@ -94,10 +94,11 @@ def add_save(parser: argparse.ArgumentParser) -> None:
 
 def again(parsed: argparse.Namespace) -> str:
     """The options that name the same study on another command line."""
-    words = [str(parsed.study)]
-    for option, value in (("--study-name", parsed.study_name), ("--storage", parsed.storage)):
+    study = str(parsed.study)
+    words = [f"./{study}" if study.startswith("-") else study]
+    directory = None if parsed.directory == Path("studies") else str(parsed.directory)
+    named = {"--study-name": parsed.study_name, "--storage": parsed.storage, "--directory": directory}
+    for option, value in named.items():
         if value is not None:  # one that looks like an option must be told apart
             words += [f"{option}={value}"] if value.startswith("-") else [option, value]
-    if parsed.directory != Path("studies"):
-        words += ["--directory", str(parsed.directory)]
     return shlex.join(words)

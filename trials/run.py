@@ -35,9 +35,10 @@ from ds_hooks.shared.status_reader import StatusReader
 from ds_hooks.shared.status_text import differs, too_large
 from ds_hooks.shared.statuses import SIDE_TASK
 from ds_hooks.shared.trial_attributes import REASON, WORKER
-from ds_hooks.shared.user_paths import path_text
+from ds_hooks.shared.user_paths import path_in_name
 from trials.own_logger import own_logger
 from trials.requests_to_end import RequestsToEnd
+from trials.search.choice.constraints import breaks
 from trials.search.files.best_weights import ranked
 from trials.search.optuna_study import NoStudyError, known_study
 from trials.search.storage.optuna_storage import storage_file
@@ -162,7 +163,7 @@ class _Worker:
     """
 
     def __init__(self, config: RunConfig, number: int, row: int) -> None:
-        self.name = f"{os.uname().nodename}:{path_text(config.directory.absolute())}:run{number}"
+        self.name = f"{os.uname().nodename}:{path_in_name(config.directory.absolute())}:run{number}"
         self.log = config.directory / f"{os.uname().nodename}.run{number}.log"
         self.trials: int | None = None
         self.running = 0
@@ -171,10 +172,11 @@ class _Worker:
         os.set_blocking(write_fd, True)
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", SIDE_TASK, "--study", str(config.study), f"--study-name={config.name}"),
-                *("--worker", self.name, "--directory", str(config.directory)),
+                # with an equals sign: any of them may look like an option
+                *(sys.executable, "-m", SIDE_TASK, f"--study={config.study}", f"--study-name={config.name}"),
+                *("--worker", self.name, f"--directory={config.directory}"),
                 *("--device", config.device, "--threads", str(config.threads)),
-                *("--log", str(self.log), "--status-fd", str(write_fd)),
+                *(f"--log={self.log}", "--status-fd", str(write_fd)),
             ],
             pass_fds=(write_fd,),
             env=os.environ | {STORAGE_VARIABLE: config.storage} | _device(config, row),
@@ -322,10 +324,12 @@ class _Bar:
             self._study = _known(self._config)
         trials, best = self._study.get_trials(deepcopy=False), ranked(self._study)
         if not best:
-            return trials, "no score yet"
+            has_scores = any(trial.state is TrialState.COMPLETE for trial in trials)
+            return trials, "every score breaks a constraint" if has_scores else "no score yet"
         if len(self._study.directions) > 1:
             return trials, f"{len(best)} on the front"
-        return trials, f"best score {best[0].value:.4g} (trial {best[0].number})"
+        broken = ", which breaks a constraint" if breaks(best[0]) else ""
+        return trials, f"best score {best[0].value:.4g} (trial {best[0].number}{broken})"
 
 
 class _Look(Generic[_Result]):

@@ -104,6 +104,22 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", action=_Version, help="print the version, and exit")
 
 
+def study_name_of(parsed: argparse.Namespace) -> str:
+    """The name of the study that a command line names; the file's, unless it says another.
+
+    One of which storages would make something else ends the process: without any, Optuna draws one.
+    """
+    name: str = parsed.study.stem if parsed.study_name is None else parsed.study_name
+    problem = "" if name else "is empty"
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        problem = f"{name!r} is not UTF-8"
+    if problem:
+        refuse_command(parsed, f"the study's name {problem}; allowed: --study-name NAME, with any other")
+    return name
+
+
 def refuse_command(parsed: argparse.Namespace, message: object) -> NoReturn:
     """End the process for a mistake of the user's, with one line that begins with the sub-command's name."""
     refuse(parsed.program, message)

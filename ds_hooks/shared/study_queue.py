@@ -20,10 +20,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ds_hooks.shared.private_file import check_ours, make_dir, write_text
-from ds_hooks.shared.study_paths import journal_path, trials_directory
+from ds_hooks.shared.study_paths import directory_name, journal_path, trials_directory
 
 SERVES_S = 180.0
 """A worker that has noted nothing for this long no longer serves the study."""
@@ -196,7 +195,7 @@ class Submissions:
                 yield found
 
     def _of(self, name: str) -> Path:
-        return self._directory / quote(name, safe="")
+        return self._directory / directory_name(name)
 
     def _read(self, of: str | Path, file: str) -> dict[str, Any] | None:
         path = (of if isinstance(of, Path) else self._of(of)) / file

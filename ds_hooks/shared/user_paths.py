@@ -1,9 +1,13 @@
 """What users mean by a path where no shell has read it: in a configuration, in a URL, behind an equals sign."""
 
+import hashlib
 import os
 import re
 from pathlib import Path
 from urllib.parse import quote
+
+LONGEST_IN_NAME = 400
+"""Columns for names of workers hold 512 letters, of which some are a host's name and a number."""
 
 _VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
 _SQLITE = re.compile(r"(sqlite(?:\+\w+)?:///)([^?]*)(.*)", re.DOTALL)
@@ -36,6 +40,15 @@ def path_text(path: Path) -> str:
     Databases take nothing but UTF-8, and command lines what the locale has.
     """
     return os.fsencode(path).decode("ascii", "backslashreplace")
+
+
+def path_in_name(path: Path) -> str:
+    """The same for a name that a column of a database holds: of a long path, the end and a hash of all."""
+    text = path_text(path)
+    if len(text) <= LONGEST_IN_NAME:
+        return text
+    digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    return f"{digest}...{text[len(digest) + 3 - LONGEST_IN_NAME :]}"
 
 
 def user_storage(named: str) -> str:

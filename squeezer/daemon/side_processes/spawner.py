@@ -20,7 +20,7 @@ from ds_hooks.shared.processes.parent import adopt_orphans, die_with_parent
 from ds_hooks.shared.processes.priority import MOST_NICE, yield_the_core
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.study_paths import trials_directory
-from ds_hooks.shared.user_paths import path_text
+from ds_hooks.shared.user_paths import path_in_name
 from squeezer.config import SideTable
 from squeezer.daemon.side_processes.control_group import SideGroup, make_side_group
 from squeezer.daemon.side_processes.environment import side_environment
@@ -69,7 +69,7 @@ class SideFiles:
 
 def worker_name(run: Path, rank: int | None = None) -> str:
     """The name under which a rank's side tasks claim trials; without a rank, what those of all begin with."""
-    return f"{os.uname().nodename}:{path_text(run)}:rank{'' if rank is None else rank}"
+    return f"{os.uname().nodename}:{path_in_name(run)}:rank{'' if rank is None else rank}"
 
 
 def releasing_command(study_name: str, studies: Path, worker: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -221,6 +222,17 @@ def test_a_storage_and_a_name_of_the_users(place: Path, monkeypatch: pytest.Monk
     assert list((place / "kept").glob("trial-*.pt"))
 
 
+def test_whatever_looks_like_an_option_may_be_the_name_of_a_file(place: Path) -> None:
+    name = "-" + "größe/日本 " * 20
+    write()
+    Path("steady.py").rename("-steady.py")
+    words = (f"--study-name={name}", "--storage=-s.journal", "--directory=-there")
+    said = ran("run", "./-steady.py", *words).stdout
+    assert said.endswith(f"Next: trials best {shlex.join(['./-steady.py', *words])}\n")
+    assert len(trials(name, "./-s.journal")) == 12
+    assert "weights: -there/" in told("best", "./-steady.py", *words)[0]
+
+
 def test_a_study_that_fails_says_where(place: Path) -> None:
     Path("steady.py").write_text(STUDY.format(slow_s=0).replace("nn.Tanh()", "nn.Linear(7, 7)"))
     done = ran("run", "steady.py", status=FAILED_STATUS)
@@ -254,6 +266,11 @@ def _reasons(text: str) -> Iterator[str]:
         (("run", "no.py"), "trials run: no.py: no such file; expected a Python file that defines a Study"),
         (("best", "steady.py"), "trials best: no journal studies/study.journal; train a study first (trials run), "),
         (("run", "steady.py", "--directory", "steady.py"), "trials run: steady.py: File exists"),
+        (("run", "steady.py", "--study-name", ""), "trials run: the study's name is empty; allowed: --study-name NAM"),
+        (
+            ("best", "steady.py", "--study-name=\udcff"),
+            r"trials best: the study's name '\udcff' is not UTF-8; allowed: ",
+        ),
         (("run", "steady.py", "--storage", "env:NOWHERE"), "trials run: --storage env:NOWHERE: the environment variab"),
         (("run", "steady.py", "--storage", "x://me:pw@host/db"), "trials run: other users can read the password on a "),
         (

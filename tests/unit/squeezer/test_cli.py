@@ -10,7 +10,7 @@ from squeezer.cli import COMMANDS, main
 from squeezer.config import load_config
 from squeezer.records.layout import RECORD_VERSION
 from squeezer.replay import read_golden
-from tests.support.paths import GOLDEN
+from tests.support.paths import GOLDEN, ROOT
 from trials.cli import COMMANDS as TRIALS_COMMANDS
 from trials.cli import main as trials_main
 
@@ -114,6 +114,12 @@ def test_a_path_that_no_shell_has_read_means_what_it_does_everywhere(
     monkeypatch.setattr("squeezer.daemon.daemon_keeper.shield", lambda serve: serve(None))
     assert ended(line.split()) == 2
     assert capsys.readouterr().err.startswith(says.format(home=tmp_path))
+
+
+def test_a_study_without_a_name_is_not_submitted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert ended(["submit", str(ROOT / "examples" / "digits.py"), "--study-name=", f"--queue={tmp_path}/q"]) == 2
+    assert capsys.readouterr().err.startswith("squeezer submit: the study's name is empty; allowed: --study-name NAME")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("old", [old for old in MOVED if old.split()[0] in MAINS])

@@ -270,6 +270,8 @@ def test_the_next_command_names_the_same_study(name: str | None, words: list[str
     assert again(parsed) == " ".join(["mine.py", *words, "--storage x.db --directory there"])
     parsed.storage, parsed.directory = None, Path("studies")
     assert again(parsed) == " ".join(["mine.py", *words]), "without what is so by default"
+    parsed.study, parsed.directory = Path("-mine.py"), Path("-there")
+    assert again(parsed) == " ".join(["./-mine.py", *words, "--directory=-there"]), "for a shell"
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

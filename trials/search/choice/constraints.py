@@ -10,8 +10,8 @@ from trials.search.storage.database import is_away
 
 
 def breaks(trial: FrozenTrial) -> bool:
-    """Whether a trial breaks a constraint: those that are above 0 are broken."""
-    return any(value > 0 for value in trial.constraints.values())
+    """Whether a trial breaks a constraint: those that are above 0, or no number, are broken, as for Optuna."""
+    return not all(value <= 0 for value in trial.constraints.values())
 
 
 def note_constraints(study: optuna.Study, trial_id: int) -> None:

@@ -144,6 +144,13 @@ def ranked(study: optuna.Study) -> list[FrozenTrial]:
     return sorted(by_score, key=breaks)
 
 
+def why_none(study: optuna.Study) -> str:
+    """Why a study has no best trial: see `ranked`."""
+    if study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+        return f"every completed trial of study {study.study_name} breaks a constraint"
+    return f"no trial of study {study.study_name} has completed yet"
+
+
 def score_of(trial: FrozenTrial) -> float | list[float] | None:
     """A trial's score, or one for each objective."""
     values: list[float] | None = trial.values

@@ -156,7 +156,9 @@ def test_what_an_old_worker_notes_does_not_count_for_a_study_that_was_submitted_
     assert following(submissions) == "a"
 
 
-@pytest.mark.parametrize("name", ["a.tmp", "x.json", "a/b", ".hidden", "größe 日本", "%2F", "a" * 200])
+@pytest.mark.parametrize(
+    "name", ["a.tmp", "x.json", "a/b", ".hidden", "größe 日本", "%2F", "a" * 200, "日本" * 100, "-x y"]
+)
 def test_a_study_may_be_called_almost_anything(name: str, tmp_path: Path) -> None:
     submissions = submitted(tmp_path, study(name))
     assert following(submissions) == name

@@ -9,8 +9,9 @@ import pytest
 import sqlalchemy as sa
 
 from ds_hooks.shared.secrets import read_storage
-from ds_hooks.shared.user_paths import absolute_storage, user_path
+from ds_hooks.shared.user_paths import absolute_storage, path_in_name, user_path
 from tests.support.paths import ROOT
+from trials.search.storage.claim_tables import WORKER
 
 
 @pytest.fixture
@@ -52,6 +53,16 @@ def test_what_would_make_a_directory_that_nobody_means(path: str, message: str) 
     for named in (path, f"sqlite:///{path}"):
         with pytest.raises(ValueError, match=message):
             read_storage(named)
+
+
+@pytest.mark.parametrize("path", ["/" + "研究/" * 90, "/" + "studies/" * 90])
+def test_the_name_of_a_worker_in_a_deep_directory_fits_into_its_column(path: str) -> None:
+    host, number = "h" * 64, "run12345"
+    names = [f"{host}:{path_in_name(Path(path, last))}:{number}" for last in ("a", "b")]
+    kind = WORKER.c.worker.type
+    assert isinstance(kind, sa.String) and kind.length is not None and max(map(len, names)) <= kind.length
+    assert names[0] != names[1] and path_in_name(Path("/ü/x")) == r"/\xc3\xbc/x"
+    assert path_in_name(Path(path, "a")) != path_in_name(Path(f"/elsewhere{path}", "a")), "where the ends are alike"
 
 
 def test_letters_that_no_path_has_in_this_locale_are_refused() -> None:
