@@ -199,7 +199,7 @@ def _best(parsed: argparse.Namespace) -> int:
         with _working_directory():
             study = _loaded(parsed)
         if parsed.save is not None:
-            found = [save(each, study, parsed.study, parsed.save) for each in found]
+            found = save(lambda: best_trials(storage, name, directory), study, parsed.study, parsed.save)
     except (NoStudyError, NoTrialError) as error:
         refuse_command(parsed, error)
     except OSError as error:

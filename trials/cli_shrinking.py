@@ -13,6 +13,7 @@ from trials.cli_options import add_device, add_save, add_threads
 from trials.own_logger import own_logger
 
 if TYPE_CHECKING:
+    from trials.best_trials import Shown
     from trials.study import Study
 
 LINE_EVERY_S = 10.0
@@ -163,9 +164,11 @@ def _tell_the_target(parsed: argparse.Namespace, study: "Study", name: str, stor
     """Print the best of the target's trials, and how to load it."""
     from trials.best_trials import best_trials, describe, loading, save
 
-    found = _tried(parsed, lambda: best_trials(storage, name, directory))
-    if parsed.save is not None:
-        found = _tried(parsed, lambda: [save(each, study, parsed.study, parsed.save) for each in found])
+    def find() -> "list[Shown]":
+        return best_trials(storage, name, directory)
+
+    keep = find if parsed.save is None else lambda: save(find, study, parsed.study, parsed.save)
+    found = _tried(parsed, keep)
     print("\n".join(line for each in found for line in describe(each)))
     print(f"\n{loading(study, parsed.study, found[0])}")
 

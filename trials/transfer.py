@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ds_hooks.shared.private_file import make_dir, write_text
 from ds_hooks.shared.trial_attributes import SOURCE
 from trials.search.choice.paused import is_paused
-from trials.search.files.best_weights import ranked
+from trials.search.files.best_weights import ranked, why_none
 from trials.search.optuna_study import known_study
 from trials.search.storage.optuna_storage import open_storage
 from trials.shrinking.errors import ShrinkError
@@ -123,7 +123,7 @@ def prepare(study: Study, file: Path, storage: str, name: str, directory: Path, 
     known = known_study(storage, name)
     best = ranked(known)[:top]
     if not best:
-        raise NothingToTransferError(f"no trial of study {name} has completed yet")
+        raise NothingToTransferError(why_none(known))
     target = f"{name}-target"
     wanted = [StudyDirection[each.upper()] for each in study.directions or (study.direction,)]
     made = optuna.create_study(storage=open_storage(storage), study_name=target, directions=wanted, load_if_exists=True)

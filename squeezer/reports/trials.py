@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -74,7 +75,10 @@ def _of_study(study: Any) -> dict[str, Any]:
         trial.state is TrialState.WAITING and trial.user_attrs.get(MILESTONE) in trial.intermediate_values
         for trial in found
     )
-    best = study.best_trial if len(study.directions) == 1 and states[TrialState.COMPLETE] else None
+    best = None
+    if len(study.directions) == 1 and states[TrialState.COMPLETE]:
+        with suppress(ValueError):  # every one breaks a constraint
+            best = study.best_trial
     return {
         "completed": states[TrialState.COMPLETE],
         "pruned": states[TrialState.PRUNED],
