@@ -160,6 +160,15 @@ def test_a_study_enqueues_its_own_points_once(hire: Hire, monkeypatch: pytest.Mo
     assert hire("another").ask(2)["trials"] == [{"number": 1, "params": {"n": 60}}, {"number": 2, "params": {"n": 2}}]
 
 
+def test_what_of_an_enqueued_point_the_study_does_not_ask_for_is_named(
+    hire: Hire, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(Asked, "enqueue", lambda study: [{"n": 50, "m": 1, "N": 2}, {"m": 2, "N": 2}, {"n": 60}])
+    assert len(hire().ask(3)["trials"]) == 3
+    said = [record.getMessage() for record in caplog.records if "enqueued" in record.getMessage()]
+    assert said == ["trial 0: the study suggests no 'N', 'm', of which an enqueued point has a value"], "once"
+
+
 def test_a_trial_that_cannot_be_suggested_fails_and_another_takes_its_place(hire: Hire) -> None:
     worker = hire()
 

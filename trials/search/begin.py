@@ -89,6 +89,7 @@ class Beginner:
             trial = self._trials[number] = KeptTrial(self._seen, trial_id)
             params = self._user_study.suggest(trial)
             trial.set_user_attr(PARAMS, as_json(params))
+            self._name_unused(trial)
         except optuna.TrialPruned:
             return Unbegun(number, TrialState.PRUNED)
         except StudyError:
@@ -99,3 +100,11 @@ class Beginner:
             reason = f"suggest: {describe_error(self._user_study, error)}"
             return Unbegun(number, reason=reason, is_refused=isinstance(error, ValueError))
         return {"number": number, "params": params}
+
+    def _name_unused(self, trial: Trial) -> None:
+        """Say what of an enqueued point the study has not asked for: Optuna drops it, and a typing error with it."""
+        unused = sorted(trial._fixed_params.keys() - trial.params.keys())
+        reason = f"the study suggests no {', '.join(map(repr, unused))}, of which an enqueued point has a value"
+        if unused and reason not in self._said:
+            self._said.add(reason)
+            log.warning("trial %d: %s", trial.number, reason)

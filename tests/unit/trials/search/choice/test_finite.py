@@ -137,6 +137,19 @@ def test_enqueued_trials_are_trained_too(study: Points, hire: Hire) -> None:
     assert {trial.state for trial in worker._study.get_trials()} == {TrialState.COMPLETE}
 
 
+def test_an_enqueued_point_may_have_a_part_of_the_parameters(study: Points, hire: Hire) -> None:
+    """Optuna's grid gives it none of the others, so it fails, and that costs no point."""
+    worker = hire(study)
+    for point in ({"a": 2}, {"b": "y"}):
+        worker._study.enqueue_trial(point)
+    assert isinstance(train(study, worker)[-1], statuses.Finished)
+    whole = [tuple(trial.params.values()) for trial in worker._study.get_trials(states=(TrialState.COMPLETE,))]
+    assert set(whole) == set(ALL)
+    is_grid = isinstance(study.make_sampler(), GridSampler)
+    refused = [reason for reason in reasons(worker) if reason is not None]
+    assert len(refused) == 2 * is_grid and all("All parameters must be specified" in reason for reason in refused)
+
+
 def test_another_grid_in_the_same_storage_is_begun_anew(hire: Hire) -> None:
     study = Points(lambda: GridSampler({"a": [0, 1], "b": ["x"]}))
     train(study, hire(study))
@@ -232,7 +245,8 @@ def test_a_sampler_that_raises_fails_that_trial(method: str, hire: Hire, monkeyp
     monkeypatch.setattr(RandomSampler, method, sometimes)
     worker = hire(study)
     train(study, worker)
-    assert reasons(worker) == [None, "suggest: KeyError: 'no' (test_finite.py, line 229)", None, None]
+    line = sometimes.__code__.co_firstlineno + 2
+    assert reasons(worker) == [None, f"suggest: KeyError: 'no' (test_finite.py, line {line})", None, None]
     states = [trial.state for trial in worker._study.get_trials()]
     assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
 
