@@ -33,6 +33,9 @@ class ReplayError(Exception):
         self.numbers = numbers
 
 
+_END = object()
+"""Of batches: a loader may give None for one that is of no use."""
+
 Batch = tuple[Any, Any]
 """``(inputs_B, targets_B)`` of B examples: tensors in any containers, with plain values among them."""
 
@@ -144,10 +147,17 @@ def batch_params_of(study: Study, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def batches_of(study: Study, params: dict[str, Any], epoch: int) -> Iterable[Batch]:
-    """Return what the study gives all trials that train alike."""
-    named, read = batch_params_of(study, params), cast("Callable[..., Iterable[Batch]]", study.batches)
+    """Return what the study gives all trials that train alike.
+
+    Raises:
+        FuseError: it gives nothing, as a function does that lacks its `return`.
+    """
+    named, read = batch_params_of(study, params), cast("Callable[..., Iterable[Batch] | None]", study.batches)
     with setting_nothing(study, "Study.batches"):
-        return read(epoch, named) if study.batch_params else read(epoch)
+        given = read(epoch, named) if study.batch_params else read(epoch)
+    if given is None:
+        raise FuseError("Study.batches returned None; allowed: pairs (inputs, targets), as in a list or from a loader")
+    return given
 
 
 def rounds(
@@ -273,8 +283,8 @@ def _read(
     batches = iter(() if given is None else with_an_end(study, given, source, f" of epoch {reader.epoch + 1}"))
     while True:
         with setting_nothing(study, source):
-            each = next(batches, None)
-        if each is None:
+            each = next(batches, _END)
+        if each is _END:
             break
         is_empty, batch = False, as_batch(each, source)
         if seen is not None:

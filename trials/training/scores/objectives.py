@@ -48,13 +48,22 @@ def scores_of(study: Study, given: Any) -> Sequence[Tensor]:
     """Return what `Study.score` gave as a scalar for each objective; plain numbers become tensors.
 
     Raises:
-        FuseError: they are not as many as the study's directions.
+        FuseError: they are not as many as the study's directions, or one is no number.
     """
     count = len(study.directions)
     if not isinstance(given, (tuple, list)) or len(given) != count:
         found = f"{len(given)} values" if isinstance(given, (tuple, list)) else type(given).__name__
         raise FuseError(f"Study.score returned {found}; allowed: a tuple of {count}, one for each of its directions")
-    return [value if isinstance(value, Tensor) else torch.tensor(float(value)) for value in given]
+    return [value if isinstance(value, Tensor) else _as_tensor(value, at) for at, value in enumerate(given)]
+
+
+def _as_tensor(value: Any, at: int) -> Tensor:
+    try:
+        return torch.tensor(float(value))
+    except (TypeError, ValueError):
+        raise FuseError(
+            f"Study.score returned {value!r} as objective {at}; allowed: a scalar tensor or a number"
+        ) from None
 
 
 def joined_scores(study: Study, given: Any) -> Any:

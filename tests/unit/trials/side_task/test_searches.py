@@ -20,6 +20,7 @@ from tests.support.rich_study import RichSolo
 from tests.support.side_task_runs import Direct, Seven, assert_as_alone, make_study
 from tests.support.slow_cases import others_slow
 from trials.best_trials import best_trials, describe
+from trials.fusion.errors import FuseError
 from trials.gate.base import OpenGate
 from trials.search.files.checkpoint_files import weights_path
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -214,6 +215,14 @@ def test_metrics_may_be_the_objectives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [1.0, (1.0,), (1.0, 2.0, 3.0), torch.zeros(2)])
 def test_a_score_of_another_number_of_objectives_is_named(given: Any) -> None:
     with pytest.raises(Exception, match=r"Study\.score returned .*; allowed: a tuple of 2, one for each"):
+        scores_of(several(), given)
+
+
+@pytest.mark.parametrize("given", [(1.0, None), (torch.ones(()), "much")])
+def test_a_score_that_is_no_number_is_named(given: Any) -> None:
+    with pytest.raises(
+        FuseError, match=rf"Study\.score returned {given[1]!r} as objective 1; allowed: a scalar tensor"
+    ):
         scores_of(several(), given)
 
 
