@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ds_hooks.shared.private_file import open_private
-from trials.fusion.errors import FuseError
+from trials.fusion.errors import FuseError, is_out_of_memory
 from trials.training.trial_state import TrialState
 
 MAGIC = b"squeezer trial 1\n"
@@ -44,7 +44,7 @@ def load(path: Path) -> TrialState:
     """Read a checkpoint, onto the host.
 
     Raises:
-        CheckpointError: it is torn, damaged or of another format.
+        CheckpointError: it is torn, damaged or of another format, such as a later PyTorch's.
         OSError: it cannot be read.
     """
     raw = path.read_bytes()
@@ -55,8 +55,10 @@ def load(path: Path) -> TrialState:
         raise CheckpointError(f"{path}: torn or damaged, its digest differs")
     try:
         return TrialState.from_plain(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
-    except (pickle.UnpicklingError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+    except Exception as error:  # it is whole, so another version of PyTorch, or of ours, has written it
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(f"{path}: {type(error).__name__}: {error}") from error
 
 
 def save_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:

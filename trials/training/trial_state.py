@@ -1,14 +1,15 @@
 """One trial as the user knows it, outside any group: the form in which it is split off, moved, saved and taken back."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trials.fusion.errors import FuseError
+from trials.fusion.errors import FuseError, is_out_of_memory
 from trials.fusion.shared_base import Seal
 from trials.fusion.ways import Way
 from trials.optim.optimizer_state import OptimizerState, from_plain
@@ -84,7 +85,7 @@ class TrialState:
                 of device its random stream begins anew.
 
         Raises:
-            FuseError: the study now builds another model or other optimizers for it.
+            FuseError: the study now builds another model, other optimizers or other schedulers for it.
         """
         model, given, _, schedulers, roles = self.revive(study, None if moves else self.device)
         return Member(
@@ -119,15 +120,31 @@ class TrialState:
                 f"gives them for {list(optimizers)}"
             )
         for phase, optimizer in optimizers.items():
-            self.optimizers[phase].give(optimizer)
+            with self._named(optimizer):
+                self.optimizers[phase].give(optimizer)
         if len(schedulers) != len(self.progress["schedulers"]):
             raise FuseError(
                 f"checkpoint of trial {self.number} with {len(self.progress['schedulers'])} schedulers; "
                 f"Study.scheduler gives {len(schedulers)}"
             )
         for scheduler, saved in zip(schedulers, self.progress["schedulers"], strict=True):
-            scheduler.load_state_dict(copy.deepcopy(saved))
+            with self._named(scheduler):
+                scheduler.load_state_dict(copy.deepcopy(saved))
         return built
+
+    @contextmanager
+    def _named(self, part: object) -> Iterator[None]:
+        """Say what cannot continue from here, such as the same class of another version of PyTorch."""
+        try:
+            yield
+        except FuseError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise FuseError(
+                f"checkpoint of trial {self.number} does not fit {type(part).__name__}: {type(error).__name__}: {error}"
+            ) from error
 
     def plain(self) -> dict[str, Any]:
         """Return plain containers that ``torch.load(..., weights_only=True)`` reads; see `from_plain`.

@@ -145,3 +145,19 @@ def test_other_models_and_optimizers_are_refused() -> None:
     )
     with pytest.raises(FuseError, match=r"another optimizer: AdamW; Study\.optimizer now gives this trial AdamW, or"):
         reloaded(group, halves)
+
+
+def test_a_scheduler_that_cannot_continue_is_named() -> None:
+    """As one of another version of PyTorch, or of the user's own."""
+
+    class Older(lrs.ExponentialLR):
+        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+            self.warm_up = state_dict.pop("warm_up")
+            super().load_state_dict(state_dict)
+
+    study = RichStudy(lambda n: Tied().double(), adam, batches(), schedule=lambda n, o: lrs.ExponentialLR(o, 0.9))
+    group = TrialGroup(study, members(study, [3]), OpenGate())
+    train(group, 1)
+    other = RichStudy(lambda n: Tied().double(), adam, batches(), schedule=lambda n, o: Older(o, 0.9))
+    with pytest.raises(FuseError, match=r"checkpoint of trial 3 does not fit Older: KeyError: 'warm_up'"):
+        reloaded(group, other)
