@@ -16,6 +16,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # DeepSpeed compiles an operation in the first run of an environment, which takes up to a minute.
 COMPILE := DS_ACCELERATOR=cpu $(BIN)/python -c 'from deepspeed.comm.torch import build_shm_op; build_shm_op()' > /dev/null
 
+# Of the interpreter that shows our Triton kernels without a GPU. A GPU build of torch brings the release that it needs,
+# so constraints.txt has none; and in the environment, it would have torch and transformers do more than on a CPU.
+TRITON := 3.9.0
+
 .PHONY: install demo demo-shrink test lint-beside-compilation test-alone test-slow test-matrix test-zoo lint format bench clean
 .DELETE_ON_ERROR:
 
@@ -28,6 +32,11 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 	$(PIP) install -q -c constraints.txt setuptools torch numpy
 	$(PIP) install -q -c constraints.txt --no-build-isolation deepspeed
 	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
+	touch $@
+
+$(VENV)/triton/.$(TRITON): | $(VENV)/.installed
+	rm -rf $(@D)
+	$(PIP) install -q --no-deps --no-compile --target $(@D) triton==$(TRITON)
 	touch $@
 
 # On CPUs, with one thread per rank and nothing to compile, so that the study takes the same part of each run wherever
@@ -51,7 +60,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses 8 --max-worker-restart 0 --dist loadfi
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=5
 # A test that hangs says where, and ends the run too.
 UNHUNG := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
-test: lint-beside-compilation test-alone
+test: lint-beside-compilation $(VENV)/triton/.$(TRITON) test-alone
 	$(PYTEST) $(UNHUNG) -m "not slow and not alone" $(SIDE_BY_SIDE) tests/integration tests/conformance tests/unit
 
 # DeepSpeed compiles an operation in its first run, for up to a minute on one core; the linters need another.
@@ -62,7 +71,7 @@ lint-beside-compilation: install
 test-alone: install
 	$(PYTEST) $(UNHUNG) -m "alone and not slow" tests/integration
 
-test-slow: install
+test-slow: install $(VENV)/triton/.$(TRITON)
 	$(BIN)/python -m pytest -m slow
 
 # Losses on four releases of DeepSpeed, each in an environment of its own.

@@ -1,7 +1,8 @@
 """Makes one optimizer from the optimizers of K trials.
 
 `registry` lists the update rules, one file per family (`sgd`, `adam`, ...), imported below. They compute with vectors
-over trials (`vector`, `block`). Optimizers without a rule run as K originals (`originals`).
+over trials (`vector`, `block`), some by one kernel on a device (`multi_tensor`). Optimizers without a rule run as K
+originals (`originals`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -38,6 +38,7 @@ class Adam(Moments, SinglePass):
     """Kingma and Ba 2015, algorithm 1; decoupled decay: Loshchilov and Hutter 2019."""
 
     flags: ClassVar[tuple[str, ...]] = (*Moments.flags, "amsgrad")
+    multi_tensor: ClassVar[str | None] = "adam"
     shared: ClassVar[frozenset[str]] = frozenset(("beta1", "beta2", "eps"))
 
     def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from trials.optim.gradients import Gradients
+from trials.optim.multi_tensor import multi_tensor
 from trials.optim.registry import Rule, SinglePass, Tensors
 
 Piece = tuple[int, int]
@@ -92,6 +93,8 @@ class Block:
             self._pieces = {kind: [_flat(t) for t in own] for kind, own in state.items()}
         else:
             self._state = {kind: _join(own, rule.elementwise) for kind, own in state.items()}
+        by_one = self._single_pass is None and rule.elementwise
+        self._multi_tensor = multi_tensor(rule, self._views, self._state) if by_one else None
         # one trial's are taken as they are
         self._alone = self._apart and len(self.like) == 1
         if self._alone:
@@ -130,9 +133,16 @@ class Block:
         return self.part, self.like.dtype, axes, b"".join([values.tobytes() for values in counts.values()])
 
     def use(self, names: tuple[str, ...], table: Tensor) -> None:
-        """Take the coefficients of the next steps from `table`."""
+        """Take the coefficients of the next steps from `table`; the gradients are there already."""
         self.coefficients, self.table = names, table
         self._vectors = dict(zip(names, table.unbind(0), strict=True))
+        if self._multi_tensor is not None:
+            self._multi_tensor.look(self._parameters, self._gradients())
+
+    @property
+    def addresses(self) -> Tensor | None:
+        """What a recorded step reads besides `state` and `table`, as long as the gradients stay where they are."""
+        return None if self._multi_tensor is None else self._multi_tensor.addresses
 
     def state(self) -> list[Tensor]:
         """Return all tensors that `step` changes."""
@@ -153,7 +163,10 @@ class Block:
             change: changes the gradients first.
             again: called now and then between trials that are updated one by one.
         """
-        gradients, skip = [p.grad for p in self._parameters if p.grad is not None], self.skip
+        gradients, skip, ours = self._gradients(), self.skip, self._multi_tensor
+        given = piece, self.coefficients, self.table, self._parameters, gradients, change
+        if ours is not None and not skip and ours.run(*given):
+            return
         if self.by_row:
             assert change is None or change.alive_K is None  # who has such kernels waits for no value
             self._step_rows(piece, gradients, change, skip, again)
@@ -244,6 +257,9 @@ class Block:
                 p, g = [p[0][first:last]], [g[0][first:last]]
                 s = {kind: [t[0][first:last]] for kind, t in s.items()}
             self._single_pass.kernel(p, g, s, self.numbers_K[row], steps[float(self.counts["step"][row])])
+
+    def _gradients(self) -> Tensors:
+        return [p.grad for p in self._parameters if p.grad is not None]
 
     def let_go(self) -> None:
         """Hold no memory of the parameters any more. The block cannot step then, but still has its state."""

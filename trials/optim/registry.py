@@ -41,6 +41,9 @@ class Rule(abc.ABC):
     computes_in: ClassVar[torch.dtype | None] = None
     """The type in which it computes, if that is coarser than the parameters'."""
 
+    multi_tensor: ClassVar[str | None] = None
+    """The kernel in `multi_tensor_kernel` that does what `update` does."""
+
     elementwise: ClassVar[bool] = True
     """Whether parameters may be updated side by side or in pieces. If not, each comes in its own shape."""
 
@@ -57,6 +60,10 @@ class Rule(abc.ABC):
         if not counts["step"]:
             return {}
         return {**{name: torch.tensor(value) for name, value in counts.items()}, **tensors}
+
+    def switches(self) -> dict[str, bool]:
+        """What `multi_tensor` is told besides state and coefficients."""
+        return {"maximize": self.maximize}
 
     @abc.abstractmethod
     def coefficients(self, h: Numbers, counts: Numbers) -> dict[str, NDArray[Any]]:

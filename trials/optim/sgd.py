@@ -17,11 +17,16 @@ class SGD(Rule):
 
     flags: ClassVar[tuple[str, ...]] = ("nesterov", "maximize")
     kinds: tuple[str, ...] = ("momentum_buffer",)
+    multi_tensor: ClassVar[str | None] = "sgd"
 
     def __init__(self, group: Group, kind: type[torch.optim.Optimizer]) -> None:
         """See `Rule`."""
         super().__init__(group, kind)
         self.nesterov = bool(group["nesterov"])
+
+    def switches(self) -> dict[str, bool]:
+        """See `Rule`."""
+        return {**super().switches(), "nesterov": self.nesterov}
 
     def start(self, state: Mapping[str, Any], like: Tensor) -> dict[str, float]:
         """`torch.optim` does not count; what matters is whether there is a buffer."""

@@ -367,7 +367,7 @@ class VectorOptimizer(FusedOptimizer):
         after = {name: np.stack([counts[name] for counts in path[1:]]) for name in rule.counts}
         made = rule.coefficients(numbers, after)
         shape = after["step"].shape
-        table = np.stack([np.broadcast_to(values, shape) for values in made.values()], 1)
+        table = np.ascontiguousarray(np.stack([np.broadcast_to(values, shape) for values in made.values()], 1))
         axes = [1] * (1 if rule.elementwise else like.ndim - 1)
         tables = copied_to(like.device, torch.from_numpy(table).to(like.dtype)).view(*table.shape, *axes)
         if len(self._foreseen) > 16 * MOST_AHEAD:

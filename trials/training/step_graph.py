@@ -33,11 +33,12 @@ Change = Callable[[], Gradients | None]
 
 @dataclass(eq=False)
 class _Step:
-    """A recorded step. `key` is equal while the host would queue the same on the same memory."""
+    """A recorded step. `key` is equal while the host would queue the same on the same memory; it reads `held`, too."""
 
     key: Hashable
     blocks: list[Block]
     tables: list[Tensor]
+    held: list[Tensor | None]
     recorded: Recorded
     proven: int = 0
 
@@ -104,7 +105,7 @@ class StepGraphs:
             return None
         self._recordings += 1
         given = [block.table for block in blocks]
-        tables = [table.clone() for table in given]
+        tables, held = [table.clone() for table in given], [block.addresses for block in blocks]
         self._units.settle()
         try:
             for block, table in zip(blocks, tables, strict=True):
@@ -117,7 +118,7 @@ class StepGraphs:
         finally:
             for block, table in zip(blocks, given, strict=True):
                 block.use(block.coefficients, table)
-        made = self._steps[after] = _Step(key, list(blocks), tables, recorded)
+        made = self._steps[after] = _Step(key, list(blocks), tables, held, recorded)
         return made
 
     def _prove(self, after: PassGraph, step: _Step, enter: Callable[[int], None], change: Change) -> None:

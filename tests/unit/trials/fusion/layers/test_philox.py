@@ -1,8 +1,5 @@
 """The masks of all trials by one kernel are those that PyTorch's kernel draws for each trial alone."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.support.fused_and_solo import ToyStudy, members, same_bits
-from tests.support.paths import ROOT
+from tests.support.triton_interpreter import run_with_triton
 from trials import TrialGroup
 from trials.fusion.layers import philox
 from trials.fusion.layers.dropout import Masks
@@ -26,10 +23,7 @@ SHAPES = [(1,), (2,), (3, 3), (4,), (255,), (257, 2), (1024,), (33, 63), (700, 1
 
 
 def test_the_kernel_draws_what_is_published() -> None:
-    """On the host, in Triton's interpreter."""
-    pytest.importorskip("triton", reason="Triton comes with PyTorch for CUDA: the kernel of the masks is NOT shown")
-    command = [sys.executable, "-m", "tests.support.philox_reference"]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True)
+    run_with_triton("the kernel of the masks", "tests.support.philox_reference")
 
 
 def both(x_K: Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[Tensor, Tensor, list[torch.Generator]]:
