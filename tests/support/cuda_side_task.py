@@ -1,7 +1,8 @@
 """The side task's program on a CUDA device that threads play. The trials themselves compute on the host.
 
 Each unit queues a kernel. At its end it says when they ran, in the file that `$STREAM_KERNELS` names. As on a device,
-the host learns later which trials are lost.
+the host learns later which trials are lost. With `$UNKIND_DRIVER` all streams share a short queue, and the first launch
+waits for the device, and so for the gate.
 """
 
 import json
@@ -26,6 +27,7 @@ from trials.training.most_fused import Known, MostFused
 from trials.training.rehearsal import try_out
 
 KERNEL_NS = 1_000_000
+UNKIND: dict[str, Any] = {"connections": 1, "depth": 16, "loads_lazily": True}
 
 
 class BusyGate(CudaGate):
@@ -44,7 +46,8 @@ class FakeCudaSideDevice(CpuSideDevice):
     """The device."""
 
     def __init__(self, queue_depth: int) -> None:
-        self.driver, self._queue_depth = FakeDriver(), queue_depth
+        self.driver = FakeDriver(**(UNKIND if "UNKIND_DRIVER" in os.environ else {}))
+        self._queue_depth = queue_depth
 
     def gate(self, page: Page, records: UnitRecords, on_overrun: Callable[[int, int], None]) -> Gate:
         stream = self.driver.create_stream()
