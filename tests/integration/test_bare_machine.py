@@ -39,7 +39,7 @@ def test_the_figures_that_decide_need_no_package_but_the_driver(bare: dict[str, 
 
 
 def test_the_suite_measures_what_it_can_and_says_what_the_rest_lacks(bare: dict[str, str], tmp_path: Path) -> None:
-    for part, is_there in (("words", True), ("ghost", False)):
+    for part, is_there in (("words", True), ("context", True), ("ghost", False)):
         run(bare, "-m", "benchmarks.gpu_suite", "--device", "cpu", "--quick", "--only", part, "--json", str(tmp_path))
         written = json.loads((tmp_path / "gpu_suite.json").read_text())
         errors = [found["error"] for found in written["runs"] if "error" in found]
