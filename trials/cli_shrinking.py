@@ -14,7 +14,9 @@ from trials.own_logger import own_logger
 
 if TYPE_CHECKING:
     from trials.best_trials import Shown
+    from trials.confirmation import Choice
     from trials.study import Study
+    from trials.transfer import Made, Source
 
 LINE_EVERY_S = 10.0
 """How often a line tells how far it is, where there is no terminal."""
@@ -111,48 +113,101 @@ def add_rank(parser: argparse.ArgumentParser) -> None:
 
 def transfer(parsed: argparse.Namespace, study: "Study", location: tuple[str, Path, str]) -> int:
     """Train a study's target with the hyperparameters of its best surrogates."""
-    from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
-    from ds_hooks.shared.study_paths import trials_directory
-    from trials.run import INTERRUPTED_STATUS, RunConfig, run
+    from trials.run import INTERRUPTED_STATUS
     from trials.search.optuna_study import known_study
-    from trials.transfer import lines_for_a_script, prepare, spent, wait_for_half
+    from trials.transfer import Source, lines_for_a_script, prepare, spent, wait_for_half
 
     name, _, storage = location
     if parsed.eager:
         try:
-            _tried(parsed, lambda: wait_for_half(study, storage, name, lambda text: print(text, flush=True)))
+            _tried(parsed, lambda: wait_for_half(study, storage, name, _say))
         except KeyboardInterrupt:
             return INTERRUPTED_STATUS
-    prepared = _tried(parsed, lambda: prepare(study, parsed.study, storage, name, parsed.directory, parsed.top))
-    print(f"study {prepared.name}: the target, with the hyperparameters of trials {prepared.sources} of {name}")
+    source = Source(study=study, file=parsed.study, storage=storage, name=name, directory=parsed.directory)
+    status, choices = _chosen(parsed, source)
+    if status:
+        return status
+    prepared = _tried(parsed, lambda: prepare(source, choices))
+    _say(f"study {prepared.made.name}: the target, with the hyperparameters of these trials of {name}:")
+    for each in choices:
+        _say(f"  trial {each.trial.number}: {each.why}")
     for line in lines_for_a_script(prepared.zeroed):
-        print(f"In your own script, before training: {line}")
-    sys.stdout.flush()
-    directory = trials_directory(parsed.directory, prepared.name)
+        _say(f"In your own script, before training: {line}")
+    status = _train(parsed, prepared.made, storage)
+    if status == 0:
+        _tell_the_target(parsed, study, prepared.made.name, storage)
+        done = spent(known_study(storage, name))
+        if done < study.trials:
+            ended = f"{done} of the {study.trials} trials of study {name} have ended"
+            print(f"{ended}; once all have, run the same command again to train with any that are better")
+    return status
+
+
+def _chosen(parsed: argparse.Namespace, source: "Source") -> "tuple[int, list[Choice]]":
+    """The surrogates for the target, and the exit status of the training that has chosen them."""
+    from trials.confirmation import choose, unconfirmed
+    from trials.transfer import confirm, confirmed
+
+    begun = None
+    if parsed.confirm != 0:
+        begun = _tried(parsed, lambda: confirm(source, parsed.top, parsed.confirm, parsed.seeds))
+    if begun is None:
+        if parsed.confirm != 0:
+            _say(f"too few trials of {source.name} have completed, or too few epochs were trained, to confirm any")
+        return 0, unconfirmed(_tried(parsed, source.best)[: parsed.top])
+    made, numbers = begun
+    _say(f"study {made.name}: trials {numbers} of {source.name} again, each with {parsed.seeds} further seeds")
+    if not made.is_over and (status := _train(parsed, made, source.storage)):
+        return status, []
+    chosen = choose(_tried(parsed, lambda: confirmed(source)), source.directions, parsed.top)
+    return 0, chosen or unconfirmed(_tried(parsed, source.best)[: parsed.top])  # none, if others still train them
+
+
+def _whole(text: str) -> int:
+    """The type of an argument that is 0 or a positive number."""
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+_whole.__name__ = "whole number"  # argparse names it in its error
+
+
+def _train(parsed: argparse.Namespace, made: "Made", storage: str) -> int:
+    """Train a study that was made of the user's. Returns the exit status."""
+    from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+    from ds_hooks.shared.study_paths import trials_directory
+    from trials.run import RunConfig, run
+
     config = RunConfig(
-        study=prepared.file,
-        name=prepared.name,
+        study=made.file,
+        name=made.name,
         storage=storage,
-        directory=directory,
+        directory=trials_directory(parsed.directory, made.name),
         device=parsed.device,
         threads=parsed.threads,
         workers=1,
     )
     outcome = run(config)
     if outcome.lines and outcome.status != USER_ERROR_STATUS:
-        print(*outcome.lines, sep="\n")
-    if outcome.status == 0:
-        _tell_the_target(parsed, study, prepared.name, storage, directory)
-        done = spent(known_study(storage, name))
-        if done < study.trials:
-            ended = f"{done} of the {study.trials} trials of study {name} have ended"
-            print(f"{ended}; once all have, run the same command again to train with any that are better")
+        _say("\n".join(outcome.lines))
     return outcome.status
+
+
+def _say(text: str) -> None:
+    """Print it at once: what follows takes long."""
+    print(text, flush=True)
 
 
 def add_transfer(parser: argparse.ArgumentParser) -> None:
     """Its options, beside those of the location."""
     parser.add_argument("--top", type=positive(int), default=3, metavar="K", help="train with the best K; default: 3")
+    described = "train the best N surrogates again, and choose K of them; 0: choose by the search; default: up to 16"
+    parser.add_argument("--confirm", type=_whole, metavar="N", help=described)
+    parser.add_argument(
+        "--seeds", type=positive(int), default=3, metavar="S", help="with S further seeds each; default: 3"
+    )
     described = "begin once half of the surrogates' trials have ended, while the others train in bubbles"
     parser.add_argument("--eager", action="store_true", help=described)
     add_device(parser)
@@ -160,12 +215,13 @@ def add_transfer(parser: argparse.ArgumentParser) -> None:
     add_save(parser)
 
 
-def _tell_the_target(parsed: argparse.Namespace, study: "Study", name: str, storage: str, directory: Path) -> None:
+def _tell_the_target(parsed: argparse.Namespace, study: "Study", name: str, storage: str) -> None:
     """Print the best of the target's trials, and how to load it."""
+    from ds_hooks.shared.study_paths import trials_directory
     from trials.best_trials import best_trials, describe, loading, save
 
     def find() -> "list[Shown]":
-        return best_trials(storage, name, directory)
+        return best_trials(storage, name, trials_directory(parsed.directory, name))
 
     keep = find if parsed.save is None else lambda: save(find, study, parsed.study, parsed.save)
     found = _tried(parsed, keep)

@@ -1,7 +1,12 @@
-"""Trains a study's target with the best hyperparameters of its surrogates: `trials transfer`."""
+"""Trains a study's target with the best hyperparameters of its surrogates: `trials transfer`.
+
+Two studies are made of the user's, each with a file and a queue of its own: `NAME-confirm` trains the best surrogates
+again, and `NAME-target` the target. They are trained, recorded and resumed like any other.
+"""
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ds_hooks.shared.private_file import make_dir, write_text
 from ds_hooks.shared.trial_attributes import SOURCE
+from trials.confirmation import Choice, Confirmed, epochs_of, how_many
 from trials.search.choice.paused import is_paused
 from trials.search.files.best_weights import ranked, why_none
 from trials.search.optuna_study import known_study
@@ -24,29 +30,70 @@ from trials.training.shrunk import for_target, model_of
 LOOK_EVERY_S = 1.0
 """How often a study is read that has not got far enough."""
 
-_FILE = '''"""A study's target, with the best hyperparameters of its surrogates. `trials transfer` wrote this file."""
+CONFIRMS = "squeezer_confirms"
+"""Optuna's attribute of a trial that trains a surrogate again: whose hyperparameters it has."""
+
+CHOICE = "squeezer_choice"
+"""Optuna's attribute of a trial that trains the target: why it has these hyperparameters, in words."""
+
+FIRST_SEED = 1_000_000
+"""Of trials that confirm others: no search has as many, so none of its seeds comes again."""
+
+_FILE = '''"""{about} `trials transfer` wrote this file."""
 
 from trials import load_study
-from trials.transfer import as_target
-
-_study = load_study({study!r})
+from trials.transfer import {base}
 
 
-class Target(type(_study)):
-    """Trains the model itself, once for each of the best."""
-
-    trials, rungs, search, keep_best = {top}, (), None, {top}
+class Made({base}, type(load_study({study!r}))):
+    """{about}"""
 
     def __init__(self):
-        super().__init__()
-        as_target(self)
+        super().__init__(trials={trials})
+'''
 
-    def enqueue(self):
+
+class Queued:
+    """What makes a user's study train what is in its queue, each trial to the end.
+
+    Args:
+        trials: how many there have been.
+    """
+
+    shrink: Any
+    keep_best: int
+
+    def __init__(self, trials: int) -> None:
+        super().__init__()
+        self.trials, self.rungs, self.search = trials, (), None
+
+    def enqueue(self) -> Sequence[Mapping[str, Any]]:
+        """They are there."""
         return []
 
-    def pruner(self):
-        return None
-'''
+    def pruner(self) -> None:
+        """None is needed without rungs."""
+
+
+class Confirmation(Queued):
+    """Trains the best surrogates again, each with seeds that are not the search's."""
+
+    def __init__(self, trials: int) -> None:
+        super().__init__(trials)
+        self.keep_best = 0
+
+    def seed(self, params: dict[str, Any], number: int) -> int:
+        """Not the user's, which may be the same for all trials."""
+        return FIRST_SEED + number
+
+
+class Target(Queued):
+    """Trains the model itself, once with the hyperparameters of each chosen surrogate."""
+
+    def __init__(self, trials: int) -> None:
+        super().__init__(trials)
+        self.keep_best = trials
+        self.shrink = for_target(self.shrink)
 
 
 class NothingToTransferError(Exception):
@@ -54,19 +101,96 @@ class NothingToTransferError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """The study of a target.
+class Made:
+    """A study that was made of a user's.
 
     Attributes:
         file: its Python file.
         name: Optuna's name of it.
-        sources: the numbers of the surrogates whose hyperparameters it has, the best first.
-        zeroed: the readouts that begin at zero.
+        is_over: whether all its trials have ended.
     """
 
     file: Path
     name: str
-    sources: list[int]
+    is_over: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A user's study of surrogates.
+
+    Attributes:
+        study: the user's.
+        file: its file.
+        storage: where its trials are.
+        name: Optuna's name of it.
+        directory: for the files that are written.
+    """
+
+    study: Study
+    file: Path
+    storage: str
+    name: str
+    directory: Path
+
+    def best(self) -> list[FrozenTrial]:
+        """The trials that have completed, the best first; of several objectives, the front.
+
+        Raises:
+            ShrinkError: the study does not shrink.
+            NoStudyError: there is no such study.
+            NothingToTransferError: none of its trials has completed.
+        """
+        if self.study.shrink is None:
+            raise ShrinkError(
+                f"{self.file}: the study has no attribute shrink, so its trials are those of the model already"
+            )
+        known = known_study(self.storage, self.name)
+        found = ranked(known)
+        if not found:
+            raise NothingToTransferError(why_none(known))
+        return found
+
+    @property
+    def directions(self) -> list[StudyDirection]:
+        """Of the objectives."""
+        return [StudyDirection[each.upper()] for each in self.study.directions or (self.study.direction,)]
+
+    def label(self, trial: FrozenTrial) -> str:
+        """By which the trials of other studies name one of this."""
+        return f"{self.name}#{trial.number}"
+
+    def opened(self, kind: str) -> optuna.Study:
+        """Open the study of this `kind`, which is created if there is none."""
+        return optuna.create_study(
+            storage=open_storage(self.storage),
+            study_name=f"{self.name}-{kind}",
+            directions=self.directions,
+            load_if_exists=True,
+        )
+
+    def write(self, kind: str, opened: optuna.Study, base: type[Queued], about: str) -> Made:
+        """Write the file of a study of this `kind`, which trains all that is in its queue."""
+        trials = opened.get_trials(deepcopy=False)
+        make_dir(self.directory)
+        file = self.directory / f"{self.file.stem}_{kind}.py"
+        study = str(self.file.resolve())
+        write_text(file, _FILE.format(about=about, base=base.__name__, study=study, trials=len(trials)))
+        return Made(file, opened.study_name, all(trial.state.is_finished() for trial in trials))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The study of a target, ready to be trained.
+
+    Attributes:
+        made: where it is.
+        choices: the surrogates whose hyperparameters it has, the best first.
+        zeroed: the readouts that begin at zero.
+    """
+
+    made: Made
+    choices: list[Choice]
     zeroed: list[str]
 
 
@@ -101,48 +225,95 @@ def wait_for_half(study: Study, storage: str, name: str, say: Callable[[str], No
         time.sleep(LOOK_EVERY_S)
 
 
-def prepare(study: Study, file: Path, storage: str, name: str, directory: Path, top: int) -> Target:
-    """Create the study of the target of `study`, with the hyperparameters of its best trials in its queue.
-
-    A study that was there before keeps the trials that it has; those of the same source are not added again.
+def confirm(source: Source, top: int, wanted: int | None, seeds: int) -> tuple[Made, list[int]] | None:
+    """Create the study that trains the best surrogates again; one that was there before gets the trials it lacks.
 
     Args:
-        study: the user's.
-        file: its file.
-        storage: where its trials are.
-        name: Optuna's name of it.
-        directory: for the file that is written.
-        top: how many trials.
+        source: of the surrogates.
+        top: how many targets are trained.
+        wanted: how many surrogates the user wants to be confirmed; see `how_many`.
+        seeds: how many further seeds each of them gets.
+
+    Returns:
+        The study and the surrogates' numbers, the best first; None if there is nothing to choose from.
 
     Raises:
-        ShrinkError: the study does not shrink.
-        NothingToTransferError: none of its trials has completed.
+        as `Source.best`.
     """
-    if study.shrink is None:
-        raise ShrinkError(f"{file}: the study has no attribute shrink, so its trials are those of the model already")
-    known = known_study(storage, name)
-    best = ranked(known)[:top]
-    if not best:
-        raise NothingToTransferError(why_none(known))
-    target = f"{name}-target"
-    wanted = [StudyDirection[each.upper()] for each in study.directions or (study.direction,)]
-    made = optuna.create_study(storage=open_storage(storage), study_name=target, directions=wanted, load_if_exists=True)
-    have = {trial.user_attrs.get(SOURCE) for trial in made.get_trials(deepcopy=False)}
+    best = source.best()
+    trials = known_study(source.storage, source.name).get_trials(deepcopy=False)
+    spent_epochs = sum(map(epochs_of, trials))
+    candidates = best[: how_many(len(best), source.study.epochs, spent_epochs, seeds, wanted, top)]
+    if not candidates:
+        return None
+    opened = source.opened("confirm")
+    have = Counter(trial.user_attrs.get(CONFIRMS) for trial in _still_valid(source, opened, CONFIRMS, candidates))
+    for done in range(seeds):  # seed by seed: trials that begin together are of different surrogates
+        for trial in candidates:
+            if have[source.label(trial)] <= done:
+                opened.enqueue_trial(trial.params, user_attrs={CONFIRMS: source.label(trial)})
+    about = f"The best surrogates of {source.name}, each with {seeds} further seeds."
+    return source.write("confirm", opened, Confirmation, about), [trial.number for trial in candidates]
+
+
+def confirmed(source: Source) -> list[Confirmed]:
+    """The surrogates that were trained again, in the order of the search.
+
+    Raises:
+        as `Source.best`.
+    """
+    best = source.best()
+    opened = source.opened("confirm")
+    valid = _still_valid(source, opened, CONFIRMS, best)
+    found = []
     for trial in best:
-        source = f"{name}#{trial.number}"
-        if source not in have:
-            made.enqueue_trial(trial.params, user_attrs={SOURCE: source})
-    make_dir(directory)
-    written = directory / f"{file.stem}_target.py"
-    trials = len(made.get_trials(deepcopy=False))
-    write_text(written, _FILE.format(study=str(file.resolve()), top=trials))
-    return Target(written, target, [trial.number for trial in best], _zeroed(study, best[0]))
+        own = [each for each in valid if each.user_attrs[CONFIRMS] == source.label(trial)]
+        scores = [each.values for each in own if each.state is TrialState.COMPLETE]
+        failed = sum(1 for each in own if each.state.is_finished()) - len(scores)
+        if scores or failed:
+            found.append(Confirmed(trial, scores, failed))
+    return found
 
 
-def as_target(study: Study) -> None:
-    """Let a study train its target."""
-    assert study.shrink is not None  # seen before the file was written
-    study.shrink = for_target(study.shrink)
+def prepare(source: Source, choices: Sequence[Choice]) -> Prepared:
+    """Create the study of the target, with the hyperparameters of these surrogates in its queue.
+
+    A study that was there before keeps the trials that it has; those of the same surrogate are not added again.
+
+    Args:
+        source: of the surrogates.
+        choices: at least one of them.
+    """
+    opened = source.opened("target")
+    valid = _still_valid(source, opened, SOURCE, [each.trial for each in choices])
+    have = {trial.user_attrs[SOURCE] for trial in valid}
+    for each in choices:
+        label = source.label(each.trial)
+        if label not in have:
+            opened.enqueue_trial(each.trial.params, user_attrs={SOURCE: label, CHOICE: each.why})
+    about = f"The target of {source.name}, with the hyperparameters of its best surrogates."
+    made = source.write("target", opened, Target, about)
+    return Prepared(made, list(choices), _zeroed(source.study, choices[0].trial))
+
+
+def _still_valid(
+    source: Source, opened: optuna.Study, attribute: str, trials: Sequence[FrozenTrial]
+) -> list[FrozenTrial]:
+    """Those of `opened` that have one of these trials' label and hyperparameters.
+
+    Others are left of a study of the same name that someone has deleted.
+    """
+    points = {source.label(trial): trial.params for trial in trials}
+    return [
+        each
+        for each in opened.get_trials(deepcopy=False)
+        if each.user_attrs.get(attribute) in points and _point(each) == points[each.user_attrs[attribute]]
+    ]
+
+
+def _point(trial: FrozenTrial) -> dict[str, Any]:
+    """The hyperparameters that were enqueued."""
+    return dict(trial.system_attrs.get("fixed_params", trial.params))
 
 
 def lines_for_a_script(zeroed: list[str]) -> list[str]:

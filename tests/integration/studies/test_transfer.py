@@ -21,7 +21,7 @@ from trials import load_study
 from trials.search.files.best_weights import params_of
 from trials.search.storage.optuna_storage import open_storage
 from trials.shrinking.errors import ShrinkError
-from trials.transfer import prepare
+from trials.transfer import CHOICE, Source
 
 NARROW = ROOT / "tests" / "support" / "studies" / "narrow.py"
 
@@ -103,13 +103,15 @@ def test_surrogates_then_the_target(tmp_path: Path, searched: Path) -> None:
     best = sorted(surrogates.get_trials(), key=lambda trial: -(trial.value or 0))[:2]
     assert [trial.user_attrs[SOURCE] for trial in targets] == [f"narrow#{trial.number}" for trial in best]
     assert [params_of(trial) for trial in targets] == [params_of(trial) for trial in best]
+    why = [f"score {trial.value:.6g} in the search, not confirmed" for trial in best]
+    assert [trial.user_attrs[CHOICE] for trial in targets] == why, "six trials of two epochs allow no further seeds"
     assert all(trial.state.name == "COMPLETE" for trial in targets)
     saved = max((json.loads(f.read_text()) for f in (tmp_path / "best").glob("*.json")), key=lambda each: each["score"])
     assert saved["is_surrogate"] is False
     model = loaded(moved.stdout)
     assert model.get_parameter("2.weight").shape == (128, 128)  # the target's own size
     assert score_of(NARROW, model) == pytest.approx(saved["score"], rel=1e-5)
-    again = trials("transfer", str(NARROW), "--top", "2", directory=studies)
+    again = trials("transfer", str(NARROW), "--top", "2", "--confirm", "0", directory=studies)
     assert again.returncode == 0, again.stderr
     assert len(optuna.load_study(study_name="narrow-target", storage=storage).get_trials()) == 2
     shown, _ = told("best", str(NARROW), "--study-name", "narrow-target", "--directory", str(studies))
@@ -170,4 +172,5 @@ def names_in(journal: Path) -> list[str]:
 def test_nothing_to_transfer(tmp_path: Path) -> None:
     tiny = ROOT / "tests" / "support" / "studies" / "tiny.py"
     with pytest.raises(ShrinkError, match="the study has no attribute shrink"):
-        prepare(load_study(tiny), tiny, str(tmp_path / "study.journal"), "tiny", tmp_path, top=1)
+        journal = str(tmp_path / "study.journal")
+        Source(study=load_study(tiny), file=tiny, storage=journal, name="tiny", directory=tmp_path).best()
