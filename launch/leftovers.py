@@ -171,6 +171,8 @@ def await_records(run: Path, timeout_s: float) -> None:
 
 def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
     """Wait until no daemon runs. After `timeout_s`, log it and terminate them; then kill them."""
+    for pid in running():
+        _signal(pid, signal.SIGCONT, running)  # somebody may have stopped it
     _wait(running, timeout_s)
     for number in (signal.SIGTERM, signal.SIGKILL):
         left = running()

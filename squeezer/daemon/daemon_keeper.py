@@ -16,6 +16,7 @@ from contextlib import suppress
 import psutil
 
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
+from ds_hooks.shared.processes.identity import is_stopped
 from ds_hooks.shared.processes.parent import adopt_orphans, die_with_parent
 from ds_hooks.shared.processes.signals import asked_to_end
 from squeezer.daemon.side_processes.control_group import remove_dead_groups
@@ -23,6 +24,8 @@ from squeezer.daemon.side_processes.orphans import await_gated, end_orphans
 
 MAX_RESTARTS = 3
 RESTART_AFTER_S = 1.0
+LOOK_EVERY_S = 1.0
+"""While the daemon is stopped. One that runs needs no look."""
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,10 @@ def keep(serve: Callable[[str | None], int], job_pid: int) -> int:
     signals, before = _block_signals()
     adopt_orphans()
     job_fd = _open_job(job_pid)
+
+    def is_over() -> bool:
+        return job_fd < 0 or bool(select.select([job_fd], [], [], 0)[0])
+
     ended: str | None = None
     for restarts in range(MAX_RESTARTS + 1):
         try:
@@ -47,12 +54,11 @@ def keep(serve: Callable[[str | None], int], job_pid: int) -> int:
         except OSError as error:
             log.error("no daemon, so nothing is squeezed; the main job continues alone: %s", error.strerror)
             return 1
-        status, was_asked = _await(pid, signals)
+        status, was_asked = _await(pid, signals, is_over)
         await_gated()
         remove_dead_groups()  # a killed daemon's side task has ended too, but not that one's own processes
         end_orphans()
-        is_over = job_fd < 0 or bool(select.select([job_fd], [], [], 0)[0])
-        if status in (0, USER_ERROR_STATUS) or was_asked or is_over:
+        if status in (0, USER_ERROR_STATUS) or was_asked or is_over():
             break
         ended = f"status {status}" if status > 0 else signal.Signals(-status).name
         if restarts == MAX_RESTARTS:
@@ -78,7 +84,7 @@ def shield(serve: Callable[[str | None], int]) -> int:
     if os.getpid() != 1 and not psutil.Process().children():
         return serve(None)
     signals, before = _block_signals()
-    status, _ = _await(_fork(serve, None, before), signals)
+    status, _ = _await(_fork(serve, None, before), signals, lambda: False)
     return status if status >= 0 else 128 - status
 
 
@@ -112,18 +118,30 @@ def _fork(serve: Callable[[str | None], int], ended: str | None, mask: set[int |
         sys.excepthook(*sys.exc_info())
     finally:
         with suppress(OSError, ValueError):
+            os.kill(keeper_pid, signal.SIGCONT)  # somebody may have stopped it
             sys.stdout.flush()
         os._exit(status)
 
 
-def _await(pid: int, signals: set[signal.Signals]) -> tuple[int, bool]:
-    """Wait for the end of the daemon, and pass on to it what asks for that. Returns (exit status, asked to end)."""
+def _await(pid: int, signals: set[signal.Signals], is_over: Callable[[], bool]) -> tuple[int, bool]:
+    """Wait for the end of the daemon, and pass on to it what asks for that.
+
+    Args:
+        pid: of the daemon, which is continued if it is to end while it is stopped.
+        signals: what to wait for. The kernel sends one when the daemon stops, but none when the job ends.
+        is_over: whether the job has ended.
+
+    Returns:
+        (exit status, asked to end).
+    """
     was_asked = False
     while True:
-        number = signal.sigwait(signals)
-        if number != signal.SIGCHLD:
+        found = signal.sigtimedwait(signals, LOOK_EVERY_S) if is_stopped(pid) else signal.sigwaitinfo(signals)
+        if found is not None and found.si_signo != signal.SIGCHLD:
             was_asked = True
-            os.kill(pid, number)  # it is not reaped yet, so the number is its own
+            os.kill(pid, found.si_signo)  # it is not reaped yet, so the number is its own
+        if (was_asked or is_over()) and is_stopped(pid):
+            os.kill(pid, signal.SIGCONT)
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:  # of others nobody else takes notice
             if ended[0] == pid:
                 return os.waitstatus_to_exitcode(ended[1]), was_asked

@@ -1,0 +1,67 @@
+"""Somebody has stopped a daemon or its keeper (SIGSTOP): they end all the same."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from ds_hooks.shared.page.layout import Field
+from launch.leftovers import end_daemons
+from tests.support.sandbox import Child, Job, Sandbox, is_alive, stat, wait_for
+
+pytestmark = pytest.mark.integration
+PATIENCE_S = 60.0
+
+
+def stop(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: stat(pid)[:1] == ["T"], "a stopped process")
+
+
+def job_and_keeper(sandbox: Sandbox) -> tuple[Job, Child]:
+    job = sandbox.job()
+    keeper = sandbox.daemon_of(job, sandbox.config("endless.py"))
+    sandbox.works()
+    return job, keeper
+
+
+@pytest.mark.parametrize("who", ["daemon", "keeper"])
+def test_with_their_job(sandbox: Sandbox, who: str) -> None:
+    job, keeper = job_and_keeper(sandbox)
+    stop(keeper.pid if who == "keeper" else sandbox.word(Field.DAEMON_PID))
+    job.beats(10)
+    assert job.finish() == 0
+    assert keeper.ended(PATIENCE_S) == 0
+    assert sandbox.events("end"), "the daemon has ended in its usual way"
+
+
+def test_when_they_are_asked_to(sandbox: Sandbox) -> None:
+    job, keeper = job_and_keeper(sandbox)
+    stop(sandbox.word(Field.DAEMON_PID))
+    keeper.process.send_signal(signal.SIGTERM)
+    assert keeper.ended(PATIENCE_S) == 0
+    assert sandbox.events("end")
+    job.beats(10)
+    assert job.finish() == 0
+
+
+def test_a_daemon_that_is_stopped_beside_its_job_is_left_alone(sandbox: Sandbox) -> None:
+    job, keeper = job_and_keeper(sandbox)
+    daemon = sandbox.word(Field.DAEMON_PID)
+    stop(daemon)
+    job.beats(50)
+    assert stat(daemon)[:1] == ["T"]
+    os.kill(daemon, signal.SIGCONT)
+    sandbox.works()
+    assert job.finish() == 0
+    assert keeper.ended(PATIENCE_S) == 0
+
+
+def test_a_launcher_continues_whatever_it_waits_for() -> None:
+    ends_by_itself = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    stop(ends_by_itself.pid)
+    assert ends_by_itself.stdin is not None
+    ends_by_itself.stdin.close()
+    end_daemons(lambda: [ends_by_itself.pid] if is_alive(ends_by_itself.pid) else [], PATIENCE_S)
+    assert ends_by_itself.wait() == 0
