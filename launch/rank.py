@@ -118,12 +118,12 @@ def _start_daemon(local_rank: int, local_size: int) -> None:
         raise OSError(why)
     check_own_packages()  # before any code of a user's module that is called as one of them runs here
     from launch.leftovers import move_records_aside
-    from launch.room_for_processes import LEAST_PER_RANK, processes_left
+    from launch.room_for_processes import LEAST_PER_RANK, room_for_processes
 
-    left, needed = processes_left(), LEAST_PER_RANK * local_size
-    if left is not None and left < needed:
-        text = f"this user may start {left} more processes and threads (ulimit -u), which the training may need itself"
-        raise OSError(f"{text}; allowed: {needed} or more")
+    room, needed = room_for_processes(), LEAST_PER_RANK * local_size
+    if room is not None and room.left < needed:
+        text = f"this job may start {room.left} more processes and threads ({room.limit})"
+        raise OSError(f"{text}, which the training may need itself; allowed: {needed} or more")
     directory = Path(os.environ[DIRECTORY_VARIABLE])
     if not directory.parent.exists():  # on a node other than the launcher's
         make_private_dir(directory.parent)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from squeezer.daemon.side_processes.control_group import make_side_group
-from squeezer.daemon.side_processes.parent_group import NoGroupError, parent_of_groups
+from squeezer.daemon.side_processes.parent_group import NoGroupError, limiting_groups, parent_of_groups
 from tests.support.paths import ROOT
 
 MAKE = """
@@ -66,3 +66,21 @@ def a_subtree(place: Path) -> Iterator[Path]:
                 break
             subprocess.run(["sleep", "0.05"])
         assert not top.exists()
+
+
+@contextmanager
+def a_pids_group() -> Iterator[Path]:
+    """An empty group that can limit processes; else the test is skipped. Whoever makes groups in it removes them."""
+    for parent in limiting_groups("pids"):
+        group = parent / f"squeezer-test-pids-{os.getpid()}"
+        with suppress(OSError):
+            group.mkdir()
+            if (group / "pids.max").exists():
+                break
+            group.rmdir()
+    else:
+        pytest.skip("no control group with a limit on processes can be made here, so what one does is NOT shown")
+    try:
+        yield group
+    finally:
+        group.rmdir()

@@ -51,6 +51,18 @@ def cpu_group(pid: int | str = "self") -> str:
         return "/"
 
 
+def limiting_groups(controller: str) -> list[Path]:
+    """The directories of the groups by which the kernel limits this process: its own, and those above as far as shown.
+
+    Args:
+        controller: of the limit, such as "pids".
+    """
+    try:
+        return list(_limiting_groups(controller, _kernel_says("cgroup"), _kernel_says("mountinfo")))
+    except OSError:  # the kernel knows no groups
+        return []
+
+
 def reason(error: Exception) -> str:
     """An error without its number."""
     if isinstance(error, OSError) and error.strerror:
@@ -99,11 +111,24 @@ def _cpu_group(of: str, mounts: str) -> str:
     return "/"
 
 
-def _mounted(mounts: str) -> Iterator[tuple[PurePosixPath, Path]]:
-    """For each mount of cgroup v2 the group that is its root, and where it is."""
+def _limiting_groups(controller: str, of: str, mounts: str) -> Iterator[Path]:
+    for line in of.splitlines():
+        controllers, group = line.split(":", 2)[1:]
+        if controllers and controller not in controllers.split(","):
+            continue
+        for root, mount in _mounted(mounts, controller if controllers else None):
+            with suppress(ValueError):  # that mount shows another part of the tree
+                inside = PurePosixPath(group).relative_to(root)
+                yield from (mount / each for each in (inside, *inside.parents))
+
+
+def _mounted(mounts: str, controller: str | None = None) -> Iterator[tuple[PurePosixPath, Path]]:
+    """For each mount of cgroup v2, or of a controller of v1, the group that is its root, and where it is."""
     for line in mounts.splitlines():
         mount, _, about = line.partition(" - ")
-        if about.split(" ", 1)[0] == "cgroup2":
+        kind, _, options = about.split(" ", 2)
+        is_it = kind == "cgroup2" if controller is None else kind == "cgroup" and controller in options.split(",")
+        if is_it:
             root, point = mount.split(" ")[3:5]
             yield PurePosixPath(_plain(root)), Path(_plain(point))
 

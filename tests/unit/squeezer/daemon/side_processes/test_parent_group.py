@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from squeezer.daemon.side_processes.parent_group import NoGroupError, _cpu_group, _own_group
+from squeezer.daemon.side_processes.parent_group import NoGroupError, _cpu_group, _limiting_groups, _own_group
 
 MOUNT = "41 31 0:38 {root} {point} rw,relatime - cgroup2 cgroup2 rw\n"
 OLD = "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime shared:9 - cgroup cgroup rw,cpu\n"
@@ -71,3 +71,21 @@ def test_cpu_time_is_shared_by_the_nearest_group_with_that_controller(tmp_path: 
     group(tmp_path / "slice" / "job.scope" / "part")
     (tmp_path / "slice" / "job.scope" / "cpu.weight").touch()
     assert _cpu_group(of, MOUNT.format(root="/", point=tmp_path)) == found
+
+
+@pytest.mark.parametrize(
+    ("of", "root", "found"),
+    [
+        ("8:pids:/a/b\n4:memory:/m\n", "/", ["v1/a/b", "v1/a", "v1"]),
+        ("8:cpu,pids:/docker/abc/x\n", "/docker/abc", ["v1/x", "v1"]),
+        ("0::/s/t\n", "/", ["v2/s/t", "v2/s", "v2"]),
+        ("8:pids:/a\n0::/\n", "/", ["v1/a", "v1", "v2"]),
+        ("8:pids:/elsewhere\n", "/docker", []),
+        ("4:memory:/m\n", "/", []),
+        ("", "/", []),
+    ],
+)
+def test_a_limit_holds_for_all_groups_below(tmp_path: Path, of: str, root: str, found: list[str]) -> None:
+    old = f"39 31 0:36 {root} {tmp_path}/v1 rw,relatime - cgroup cgroup rw,cpu,pids\n"
+    mounts = OLD + old + MOUNT.format(root="/", point=tmp_path / "v2")
+    assert list(_limiting_groups("pids", of, mounts)) == [tmp_path / each for each in found]
