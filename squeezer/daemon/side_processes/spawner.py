@@ -125,7 +125,8 @@ class Spawner:
         """Start the process; `status_fd` becomes readable when it reports something, `side.pidfd` when it ends.
 
         Raises:
-            OSError: this user may start no more processes, or open no more files.
+            OSError: this user may start no more processes, or open no more files; or the kernel refuses what ties it to
+                this daemon and the main job.
             ValueError: no command line can hold its arguments in this locale.
         """
         files, config = self._files, self._config
@@ -158,18 +159,28 @@ class Spawner:
                 process_group=None if self._device.own_session else 0,
                 preexec_fn=partial(_tie, os.getpid(), self.group),
             )
-        except (OSError, ValueError):
+            self.side = SideProcess(pid=self._process.pid, pidfd=os.pidfd_open(self._process.pid))
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             os.close(read_fd)
-            self._close_group()
-            remove_folder(self._folder_record, self._folder)
+            self._kill_unnamed()
+            if isinstance(error, subprocess.SubprocessError):
+                raise OSError("the kernel does not let it give way to the main job") from error
             raise
         finally:
             os.close(write_fd)
         self.status_fd = read_fd
-        self.side = SideProcess(pid=self._process.pid, pidfd=os.pidfd_open(self._process.pid))
         if self.group is not None and not self.group.has(self.side.pid) and not has_ended(self.side.pidfd):
             self._close_group()
             self.no_group = "the kernel does not let the side task into it"
+
+    def _kill_unnamed(self) -> None:
+        """End a process that cannot be signalled through a pidfd, so that nobody could stop it outside bubbles."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+        self._close_group()
+        remove_folder(self._folder_record, self._folder)
 
     def reap(self) -> int:
         """The exit status of a process that has ended; negative if a signal ended it. What it leaves is killed."""
