@@ -155,7 +155,8 @@ def run_nicely(pid: int) -> None:
     """Give all threads of a process, and those that they start, the least share of a core that others want."""
     with suppress(OSError):  # it has ended
         for thread in os.listdir(f"/proc/{pid}/task"):
-            os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
+            if os.sched_getscheduler(int(thread)) != os.SCHED_IDLE:
+                os.sched_setscheduler(int(thread), os.SCHED_OTHER, os.sched_param(0))
             os.setpriority(os.PRIO_PROCESS, int(thread), MOST_NICE)
 
 

@@ -64,9 +64,13 @@ def run_all_when_idle() -> None:
 
 
 def run_all_nicely() -> None:
-    """Give all threads that this process has, and those that they start, the least share of a busy core."""
+    """Give all threads that this process has, and those that they start, the least share of a busy core.
+
+    In a job of the idle class they stay there: see `yield_the_core`.
+    """
     for thread in _own_threads():
-        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+        if os.sched_getscheduler(thread) != os.SCHED_IDLE:
+            os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, thread, MOST_NICE)
 
 

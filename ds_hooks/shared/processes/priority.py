@@ -17,8 +17,9 @@ def leave_real_time() -> None:
 def yield_the_core() -> None:
     """Let this thread, and what it starts, have a small share of a busy core, and not take it at once when it is woken.
 
-    Unlike the idle class, this can be joined before what must not be idle is forked. Called again, it changes nothing.
+    Unlike the idle class, this can be joined before what must not be idle is forked. Called again, it changes nothing,
+    nor in a job that has the idle class itself, which only a privileged process can leave.
     """
-    if os.sched_getscheduler(0) != os.SCHED_BATCH:
+    if os.sched_getscheduler(0) not in (os.SCHED_BATCH, os.SCHED_IDLE):
         os.nice(HOLDER_NICE)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
