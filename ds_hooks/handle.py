@@ -209,8 +209,16 @@ class Handle:
         connection.pending.hello(time.monotonic_ns(), hello)
 
     def detach(self) -> None:
-        """Restore the engine, say goodbye to the daemon, and give the page back. A second call does nothing."""
-        self._leave(fault=0)
+        """Restore the engine, say goodbye to the daemon, and give the page back. A second call does nothing.
+
+        It raises nothing but what a signal handler or another thread of the script raises meanwhile.
+        """
+        try:
+            self._leave(fault=0)
+        except Exception as error:
+            if is_of_the_script(error):
+                raise
+            self._tell_of_the_end(error)
 
     def forget(self) -> None:
         """Leave the engine alone in a forked child: page and daemon are its parent's."""
@@ -227,13 +235,17 @@ class Handle:
         try:
             self._leave(fault=1)
         except Exception as second:
-            notice(f"rank {self._rank}: cleaning up failed too: {type(second).__name__}")
+            self._tell_of_the_end(second)
 
     def _tell(self, error: BaseException) -> None:
         self.fault = f"{type(error).__name__}: {error}"
         notice(f"rank {self._rank}: switched off; training continues without squeezing: {error}")
         if not isinstance(error, (AttachError, DriverError, NoPyzmqError, NoRoomError, PageError)):
             notice("".join(traceback.format_exception(error)))
+
+    def _tell_of_the_end(self, error: Exception) -> None:
+        with suppress(Exception):  # see `switch_off`
+            notice(f"rank {self._rank}: cleaning up failed: {type(error).__name__}: {error}")
 
     def _leave(self, fault: int) -> None:
         if self._place is not None and _TURNS.get(self._place) is self._steps:

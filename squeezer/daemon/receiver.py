@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -111,7 +112,8 @@ class Receiver:
         """Close and remove the socket."""
         self._socket.close(linger=0)
         self._context.term()
-        self._path.unlink(missing_ok=True)
+        with suppress(OSError):  # others have removed it, or put something else there
+            self._path.unlink()
 
     def _count_lost(self, seq: int) -> None:
         if self._seq is not None and seq > self._seq + 1:

@@ -246,7 +246,8 @@ class Page:
         with contextlib.suppress(BufferError):  # a device may still write to it: it stays mapped
             self._map.close()
         if _sole_holder(self._fd) and _is_linked(self.path, self._fd):
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is read-only by now, say
+                self.path.unlink(missing_ok=True)
         os.close(self._fd)
         self._fd = -1
 
@@ -366,7 +367,7 @@ os.register_at_fork(after_in_child=_let_go_in_child)
 def _is_linked(path: Path, fd: int) -> bool:
     try:
         at_path, held = path.lstat(), os.fstat(fd)
-    except FileNotFoundError:
+    except OSError:  # it is gone, or out of reach
         return False
     return (at_path.st_dev, at_path.st_ino) == (held.st_dev, held.st_ino)
 

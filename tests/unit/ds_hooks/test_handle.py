@@ -1,6 +1,7 @@
 """Attaching: which engines are served, and what happens without a daemon."""
 
 import copy
+import errno
 import gc
 import os
 import sys
@@ -295,6 +296,30 @@ def test_an_engine_that_cannot_be_squeezed_takes_no_hooks_from_another(engine: E
     assert attach(SimpleNamespace(device="cpu"), directory=tmp_path / "run", local_rank=0).fault
     assert handle.enabled
     handle.detach()
+
+
+def test_a_page_that_cannot_be_removed_costs_the_script_nothing(engine: Engine, tmp_path: Path) -> None:
+    handle = attach(engine, directory=tmp_path / "run", local_rank=0)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    (tmp_path / "run").touch()
+    handle.detach()
+    assert engine.train_batch() == 0.5
+    assert not (tmp_path / "run").read_bytes()
+
+
+def test_a_fault_in_leaving_by_choice_is_told_and_kept_from_the_script(
+    handle: Handle, engine: Engine, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    connect(engine, daemon)
+    assert handle._connection is not None
+
+    def refused() -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(handle._connection.side, "halt", refused)
+    handle.detach()
+    assert "rank 0: cleaning up failed: PermissionError" in capsys.readouterr().err
+    assert daemon.page.words[Field.MAIN_PID] == 0 and daemon.hear_all()[-1] == Bye(0, 0)
 
 
 def test_a_forked_child_leaves_its_parents_hooks_alone(handle: Handle, engine: Engine, daemon: Daemon) -> None:

@@ -1,7 +1,13 @@
-"""How a daemon is woken."""
+"""How a daemon is woken, and what it leaves."""
 
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from squeezer.daemon.receiver import Receiver
 
 STORM = """
 import os, signal
@@ -16,3 +22,19 @@ assert has_signal(wakeup)
 def test_a_storm_of_signals_is_noticed_and_prints_nothing() -> None:
     ended = subprocess.run([sys.executable, "-c", STORM], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("instead", ["nothing", "a directory", "no directory"])
+def test_what_others_have_put_in_the_sockets_place_is_left_alone(instead: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="bsq-", dir="/tmp") as made:
+        folder = Path(made) / "run"
+        folder.mkdir()
+        receiver = Receiver(folder / "socket", pytest.fail)
+        (folder / "socket").unlink()
+        if instead == "a directory":
+            (folder / "socket").mkdir()
+        elif instead == "no directory":
+            folder.rmdir()
+            folder.touch()
+        receiver.close()
+        assert (folder / "socket").is_dir() is (instead == "a directory")
