@@ -9,6 +9,7 @@ from ds_hooks.shared.page.layout import PROCESS_WORDS, Field
 
 _PROCESS_CPU_CLOCK = 2
 """CPUCLOCK_SCHED of Linux: `~pid << 3 | 2` names the clock of all CPU time of process `pid`."""
+_WORDS = range(Field.FORKED_PROCESSES, Field.FOUND_PROCESSES + PROCESS_WORDS)
 
 
 class SideClock:
@@ -41,7 +42,10 @@ class SideClock:
     def _count_own_processes(self) -> None:
         """Add what the side task's own processes have used since the last call. One that was found late begins now."""
         words, counted_ns = self._words, self._counted_ns
-        for index in range(Field.FORKED_PROCESSES, Field.FOUND_PROCESSES + PROCESS_WORDS):
+        if len(counted_ns) > len(_WORDS):  # others have their words by now
+            for pid in counted_ns.keys() - {words[index] for index in _WORDS}:
+                del counted_ns[pid]
+        for index in _WORDS:
             pid = words[index]
             if not pid or self._ended.get(index) == pid:
                 continue

@@ -9,7 +9,7 @@ from typing import Any
 
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page.file import Page, page_path
-from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.page.layout import PROCESS_WORDS, Field
 
 
 class Words(dict[int, int]):
@@ -97,4 +97,28 @@ def test_the_side_tasks_own_processes_count_and_what_they_used_stays_counted(tmp
     assert clock.side_cpu_ns() >= second_ns
     os.write(side[1], b"\0")
     os.waitpid(side[0], 0)
+    page.close()
+
+
+def test_of_processes_that_come_and_go_no_more_are_remembered_than_are_named(tmp_path: Path) -> None:
+    page = Page.open(page_path(tmp_path / "pages", 0))
+    words = page.words
+    clock = CpuClock(page, time.monotonic_ns)
+    words[Field.SIDE_PID] = os.getpid()
+    reader, writer = os.pipe()
+    waiting = []
+    for number in range(1, 4 * PROCESS_WORDS):
+        pid = os.fork()
+        if pid == 0:
+            os.close(writer)
+            os.read(reader, 1)
+            os._exit(0)
+        waiting.append(pid)
+        words[Field.FORKED_PROCESSES + number % PROCESS_WORDS], words[Field.SIDE_FORKS] = pid, number
+        clock.side_cpu_ns()
+    assert len(clock._side_clock._counted_ns) <= 2 * PROCESS_WORDS + 1
+    os.close(writer)
+    os.close(reader)
+    for pid in waiting:
+        os.waitpid(pid, 0)
     page.close()
