@@ -42,6 +42,15 @@ _NAMES = frozenset(
         "PYTORCH_NO_CUDA_MEMORY_CACHING",
         "PYTORCH_ALLOC_CONF",
         "PYTORCH_CUDA_ALLOC_CONF",
+        # and its cores: threads that spin while they have nothing to do would do so outside bubbles, too
+        "GOMP_SPINCOUNT",
+        "KMP_BLOCKTIME",
+        "KMP_LIBRARY",
+        "GOMP_CPU_AFFINITY",
+        "KMP_AFFINITY",
+        "KMP_HW_SUBSET",
+        "OMP_PLACES",
+        "OMP_PROC_BIND",
         # the main job's run in a tracker
         "WANDB_RUN_ID",
         "WANDB_RESUME",
