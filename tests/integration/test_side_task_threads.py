@@ -28,12 +28,15 @@ def stands_still(sandbox: Sandbox, side: int) -> None:
         wait_for(lambda: shut_s(sandbox) < 0.1, "the next bubbles")
 
 
-def test_a_thread_stands_still_while_the_gate_is_shut(sandbox: Sandbox, hold: Path) -> None:
+@pytest.mark.parametrize("unknown", ["", pytest.param("1", marks=pytest.mark.slow, id="unknown to Python")])
+def test_a_thread_stands_still_while_the_gate_is_shut(sandbox: Sandbox, hold: Path, unknown: str) -> None:
     job = sandbox.job()
-    daemon = sandbox.daemon_of(job, sandbox.config("prefetches.py", preemptive=False), TINY_HOLD=str(hold))
+    config = sandbox.config("prefetches.py", preemptive=False)
+    daemon = sandbox.daemon_of(job, config, TINY_HOLD=str(hold), PREFETCHES_UNKNOWN=unknown)
     sandbox.works()
     side = sandbox.word(Field.SIDE_PROCESS)
     job.change(stall_ms=1000)
+    wait_for(lambda: sandbox.word(Field.SIDE_CHILDREN), "its thread to be noticed")  # by what it uses, if unknown
     stands_still(sandbox, side)
     job.change(stall_ms=0)
     sandbox.works()

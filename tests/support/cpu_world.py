@@ -20,10 +20,12 @@ class World:
     def __init__(self, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
         self.page, self.words = page, page.words
         self.now_ns = self.cpu_ns = 10 * MS
+        self.others_ns = 0  # CPU time of further threads
         self.sleeps = 0
         self.while_asleep: list[Callable[[], int | None]] = []
         monkeypatch.setattr(gate_module, "monotonic_ns", lambda: self.now_ns)
         monkeypatch.setattr(gate_module, "thread_time_ns", lambda: self.cpu_ns)
+        monkeypatch.setattr(gate_module, "process_time_ns", lambda: self.cpu_ns + self.others_ns)
         monkeypatch.setattr(signal, "sigtimedwait", self._sleep)
         monkeypatch.setattr(gate_module, "ACCOUNT_EVERY_NS", 0)
 

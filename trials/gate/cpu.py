@@ -4,7 +4,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Sequence
-from time import monotonic_ns, thread_time_ns
+from time import monotonic_ns, process_time_ns, thread_time_ns
 
 from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import Field, SideActivity
@@ -35,6 +35,10 @@ AS_FORECAST = (0.9, 1.02)
 
 ACCOUNT_EVERY_NS = 20_000_000
 """Account for units once they have taken this much CPU time together: that code runs seldom, so it is cold and slow."""
+
+OTHERS_RUN_NS = 1_000_000
+"""If further threads have used more than this while the one that asks slept, they run on when it sleeps: those of a
+library that prefetches, say, which Python does not know."""
 
 FINISHES_S = 5.0
 """How long work in progress may take when it is asked to end; while a main job lives, in bubbles only."""
@@ -81,6 +85,7 @@ class CpuGate(UnitCosts):
         self._main_job = 0, 0  # the last one seen: its process and when that started; 0: none
         self._note_main_job()
         self._clock = SideClock(page.words)
+        self._others_run = False  # see `OTHERS_RUN_NS`
 
     def use(self, units: Sequence[str], trials: int) -> None:
         """See `UnitCosts.use`. From here on, all is host work.
@@ -140,7 +145,7 @@ class CpuGate(UnitCosts):
             self._end_running(monotonic_ns(), thread_time_ns())
             self._running = None
         self._room_ns = 0.0
-        self._words[Field.SIDE_CHILDREN] = runs_on_asleep()
+        self._words[Field.SIDE_CHILDREN] = self._others_run or runs_on_asleep()
         self._words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
 
     def busy_ns(self) -> int:
@@ -275,7 +280,7 @@ class CpuGate(UnitCosts):
                 raise StopRequested
             if self._asked_ns and self.is_alone():
                 return monotonic_ns()
-            words[Field.SIDE_CHILDREN] = runs_on_asleep()
+            words[Field.SIDE_CHILDREN] = self._others_run or runs_on_asleep()
             words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
             full_fence()
             received = None
@@ -284,7 +289,9 @@ class CpuGate(UnitCosts):
                 now_ns = monotonic_ns()
                 from_ns, _ = self._renewal(unit, now_ns)
                 wait_s = max(from_ns - now_ns, 0) / 1e9 if from_ns else LOOK_AGAIN_S
+                others_ns = process_time_ns() - thread_time_ns()
                 received = signal.sigtimedwait(GATE_SIGNALS, min(wait_s, LOOK_AGAIN_S))
+                self._others_run |= process_time_ns() - thread_time_ns() - others_ns > OTHERS_RUN_NS
             if os.getppid() != self._parent_pid:
                 self._running = None
                 raise StopRequested

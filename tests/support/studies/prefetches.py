@@ -1,5 +1,6 @@
 """A study with a thread that never rests, as one that prepares examples; it may keep the process from its end."""
 
+import _thread
 import os
 import threading
 from collections.abc import Iterable
@@ -18,10 +19,18 @@ def prepare() -> None:
 
 
 thread = threading.Thread(target=prepare, daemon=not LASTS)
+UNKNOWN = bool(os.environ.get("PREFETCHES_UNKNOWN"))
+"""Python does not know the thread, as if it were a library's own."""
 
 
 class Prefetches(Tiny):
+    has_begun = False
+
     def batches(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
-        if thread.ident is None:
-            thread.start()
+        if not self.has_begun:
+            self.has_begun = True
+            if UNKNOWN:
+                _thread.start_new_thread(prepare, ())
+            else:
+                thread.start()
         yield from super().batches(epoch)

@@ -348,3 +348,23 @@ def test_units_of_a_restarted_side_task_keep_their_names(world: World, tmp_path:
         "a",
         "c",
     ]
+
+
+def test_threads_that_python_does_not_know_are_found_by_what_they_use_in_a_sleep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_module, "runs_on_asleep", lambda: False)
+    gate = CpuGate(world.page)
+    gate.use(["a"], 1)
+    world.close(1)
+    seen = []
+
+    def used(ns: int) -> None:
+        seen.append(world.words[Field.SIDE_CHILDREN])
+        world.others_ns += ns
+
+    world.while_asleep = [lambda: used(MS // 2), lambda: used(2 * MS), lambda: used(0), lambda: world.open(2, 90 * MS)]
+    gate.enter(0)
+    assert seen == [0, 0, 1]
+    gate.rest()
+    assert world.words[Field.SIDE_CHILDREN] == 1, "they may go on at any time"
