@@ -15,7 +15,7 @@ from trials.fusion.compared.reads import Codes, Watch
 from trials.fusion.compared.sharing import refuse_common, refuse_overlaps, ties
 from trials.fusion.errors import RefusedError
 from trials.fusion.graph.module_attributes import ModuleAttributes
-from trials.fusion.graph.trace import FORWARD, describe, modes, trace
+from trials.fusion.graph.trace import FORWARD, describe, drop_constants, modes, trace
 from trials.fusion.layers.conv import refuse_own_orders
 from trials.fusion.layers.memory_order import kept_order
 from trials.fusion.registry import FuseError, Layer, find, has_hooks, instead_of_hooks, label, refuse
@@ -67,6 +67,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
         FuseError: there is no way to fuse it.
     """
     _refuse_wrapped(model)
+    drop_constants(model)
     tensors = _tensor_facts(model)
     _refuse_hooks(model)
     _refuse_sparse(model)
@@ -92,6 +93,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
         kept.put_back()
         untraced = untraced or f"model {type(model).__name__} cannot be traced: it changes '{held[0][1]}'"
         graphs = (None,) * (len(phases) + 1)
+    drop_constants(model, graphs)
     unchanged.check()
     facts["model", "traced"] = not untraced
     facts["model", "phases"] = tuple(phases)

@@ -2,6 +2,7 @@
 
 import inspect
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,6 +161,13 @@ def _put_back(tables: list[tuple[str, dict[str, Any], dict[str, Any]]]) -> list[
                 else:
                     del table[name]
     return changed
+
+
+def drop_constants(model: nn.Module, graphs: Sequence[fx.Graph | None] = (None,)) -> None:
+    """Drop the tensors that traces have left in `model`, unless all its graphs are there. A saved trial lacks them."""
+    for module in model.modules():
+        for name in [name for name in vars(module) if name.startswith("_tensor_constant") and None in graphs]:
+            delattr(module, name)
 
 
 def modes(model: nn.Module, training: bool) -> dict[str, bool]:

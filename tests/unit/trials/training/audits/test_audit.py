@@ -22,6 +22,7 @@ from tests.support.toy_models import Branching
 from trials import TrialGroup
 from trials.fusion.autotune import pinned
 from trials.fusion.layers.linear import FusedLinear
+from trials.fusion.ways import Way
 from trials.gate.base import OpenGate
 from trials.training.audits.audit import Audit
 from trials.training.audits.budget import ASKING_NS, MOST_COST, READING_NS, Budget
@@ -46,6 +47,40 @@ def test_later_trials_of_the_structure_start_in_the_way_that_holds(monkeypatch: 
     for group, numbers in ((audited.group, (0, 3)), (half, (1, 2))):
         for row, number in enumerate(numbers):
             assert_same_trial(group, row, audited.solos[number])
+
+
+def masked(n: int) -> nn.Module:
+    """A model whose graph has a constant, as a mask that the forward makes."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.a(x) * torch.tensor([1.0, 0.5, 2.0])
+            return out
+
+    return Masked().double()
+
+
+@pytest.mark.parametrize("way", ["vmap", "loop"])
+def test_fresh_and_saved_trials_train_together_in_that_way(way: Way) -> None:
+    study = ToyStudy(masked, batches=data())
+    audit = Audit(study)
+    audit.way = way
+    study.audit = False
+    fresh = TrialGroup(study, members(study, range(2)), OpenGate(), audit)
+    saved = TrialGroup(study, [fresh.export(row) for row in range(2)], OpenGate(), audit)
+    saved.add(members(study, [2]))
+    saved.merge(saved.split([2, 0]))
+    solos = [Solo(study, number) for number in saved.numbers]
+    for batch in study.data:
+        saved.train_step(*batch)
+        for solo in solos:
+            solo.step(*batch)
+    for row, solo in enumerate(solos):
+        assert_same_trial(saved, row, solo)
 
 
 def test_a_kink_that_rounding_decides_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
