@@ -58,7 +58,7 @@ class Scalar:
         function: Callable[..., Tensor],
         way: Way = "rules",
         on_loop: Callable[[str], None] = lambda reason: None,
-        prove: Callable[[Sequence[Called]], None] = lambda calls: None,
+        prove: Callable[[Sequence[Called]], bool] = lambda calls: False,
     ) -> None:
         """Take a function.
 
@@ -68,12 +68,13 @@ class Scalar:
             way: by "rules" a pure function is traced; by "loop" none runs under `vmap`.
             on_loop: called with the reason when one that takes hyperparameters runs once for each trial.
             prove: called before the user's own code runs for the first time, with calls of it for single trials. It
-                raises `FuseError` if the first one's result depends on the others.
+                raises `FuseError` if the first one's result depends on the others, and returns whether to call it
+                again before the next run.
         """
         self._takes_params, self._on_loop, self._prove_alone = takes_params(function), on_loop, prove
         self._name, self._function = name, leaving(function, name) if self._takes_params else function
         self._steps, self._last = _trace(function) if way == "rules" and not self._takes_params else ([], 0)
-        self._looped, self._seen, self._stepped = way == "loop", False, False
+        self._looped, self._seen, self._stepped, self._proves = way == "loop", False, False, True
         self._params: tuple[list[Any], Params] | None = None
         self._proven: set[object] = {()}
 
@@ -107,8 +108,9 @@ class Scalar:
             values_K = self._by_steps(outputs, targets, per_trial)
         if values_K is None:
             streams = None if self._seen else foreign_streams()
-            if not self._seen:
-                self._prove_alone(self._lone_calls(outputs, targets, generators, per_trial, params_K))
+            if self._proves:
+                calls = self._lone_calls(outputs, targets, generators, per_trial, params_K)
+                self._proves = self._prove_alone(calls)
             values_K = self._by_code(outputs, targets, generators, per_trial, params_K)
             if streams is not None:
                 refuse_foreign(streams, self._name)

@@ -19,7 +19,10 @@ from trials.fusion.errors import RefusedError
 from trials.study import Study
 
 _proven: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Study -> the functions of which it is known that they keep nothing."""
+"""Study -> the functions of which it is known that they keep nothing that mattered at once."""
+
+_kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Study -> those of them that keep something, each with a copy of the study before, and how often it was called."""
 
 
 _OF_ANY_EPOCH = ("loss", "score", "metrics", "scheduler", "clip_norm", "clip_value", "scaler")
@@ -59,41 +62,66 @@ class StudyState:
         self._study, self._name, self._functions = study, name, functions
         self._names = names_read(type(study), ("loss", "score")) | {"loss", "score"}
 
-    def prove(self, calls: Sequence[Callable[[Callable[..., Any]], Any]]) -> None:
-        """Try it, once for each study.
+    def prove(self, calls: Sequence[Callable[[Callable[..., Any]], Any]]) -> bool:
+        """Try it, for each study at the first call and, if it keeps something, at the second, fourth, eighth ...
 
         Args:
             calls: each calls the function that it is given for a trial, on copies of all that the function may change.
 
+        Returns:
+            Whether to try it again: what it keeps may begin to matter late.
+
         Raises:
-            RefusedError: what the first call gives depends on whether the others were there before.
+            RefusedError: what the first call gives depends on whether others were there before.
         """
         known = _proven.setdefault(self._study, set())
         if self._name in known:
-            return
+            return self._prove_again(calls[0])
         known.add(self._name)
         try:
-            alone, after = self._copy(), self._copy()
+            alone, after, first = (self._copy(self._study) for _ in range(3))
             before = {**self._described(alone), **_outer_state(type(self._study))}
             expected = calls[0](self._functions(alone)[self._name])
             now = {**self._described(alone), **_outer_state(type(self._study))}
             changed = sorted(name for name, value in now.items() if before.get(name) != value)
             if not changed:
-                return
+                return False
             function = self._functions(after)[self._name]
             found = [call(function) for call in (*calls[1:], calls[0])][-1]
         except Exception:  # the call itself will say it
-            return
+            return False
         if not _alike(expected, found):
             known.discard(self._name)
-            raise RefusedError(
-                f"Study.{self._name} changes {changed[0]}, on which its results depend, and all trials share that; "
-                "allowed: a buffer of the model, or what does not change results"
-            )
+            raise self._refused(changed[0])
+        _kept.setdefault(self._study, {})[self._name] = first, 1, changed[0]
+        return True
 
-    def _copy(self) -> Study:
+    def _prove_again(self, call: Callable[[Callable[..., Any]], Any]) -> bool:
+        """Compare the results with those of a study in which the function was never called."""
+        kept = _kept.get(self._study, {})
+        if self._name not in kept:
+            return False
+        first, count, changed = kept[self._name]
+        kept[self._name] = first, count + 1, changed
+        if count & (count + 1):
+            return True
+        try:
+            now, then = (call(self._functions(self._copy(study))[self._name]) for study in (self._study, first))
+        except Exception:  # as above
+            return True
+        if not _alike(now, then):
+            raise self._refused(changed)
+        return True
+
+    def _refused(self, changed: str) -> RefusedError:
+        return RefusedError(
+            f"Study.{self._name} changes {changed}, on which its results depend, and all trials share that; "
+            "allowed: a buffer of the model, or what does not change results"
+        )
+
+    def _copy(self, study: Study) -> Study:
         """Return the study with copies of what the function may change; of modules, all but the parameters."""
-        made = copy.copy(self._study)
+        made = copy.copy(study)
         own = vars(made)
         for name in self._names & own.keys():
             parameters = own[name].parameters() if isinstance(own[name], nn.Module) else ()

@@ -56,6 +56,11 @@ def counting(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     return plain(outputs) * min(1.0, self.count / 10)
 
 
+def late(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
+    self.count += 1
+    return plain(outputs) * (1.0 if self.count < 6 else 2.0)
+
+
 def averaging(self: Any, outputs: Tensor, targets: Tensor) -> Tensor:
     loss = plain(outputs)
     self.mean = 0.9 * self.mean + 0.1 * loss.detach()
@@ -358,3 +363,14 @@ def test_what_is_the_same_in_all_epochs_may_be_set() -> None:
     for epoch in range(3):
         for batch in group.batches(epoch):
             group.train_step(*batch)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_so_is_what_begins_to_matter_late(size: int) -> None:
+    study = study_of(late)
+    group = train(study, size)
+    with pytest.raises(RefusedError, match=r"Study.loss changes the study's attribute 'count', on which its results"):
+        for _ in range(4):
+            group = TrialGroup(study, [group.export(row) for row in range(size)], OpenGate())
+            for batch in study.data:
+                group.train_step(*batch)
