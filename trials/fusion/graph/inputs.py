@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from trials.fusion.own_code.trees import PLAIN_KINDS
+
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a model's arguments: of ``model(**inputs)`` for a dict, ``model(*inputs)`` for a tuple or list.
@@ -74,13 +76,13 @@ class Inputs:
     def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...] | None:
         """Return the graph's inputs in its order, from those of a call; None: it does not stand for that call."""
         if self.first_alone and len(args) == 1 and not kwargs:
-            return args if isinstance(args[0], Tensor) else None
+            return args if type(args[0]) in PLAIN_KINDS else None
         try:
             given = self.signature.bind(*args, **kwargs).arguments
         except TypeError:
             return None
         own = tuple(given.pop(name, None) for name in self.names)
-        if not all(isinstance(value, Tensor) for value in own):
+        if not all(type(value) in PLAIN_KINDS for value in own):
             return None
         if not all(name in self.fixed and _is_same(value, self.fixed[name]) for name, value in given.items()):
             return None

@@ -24,7 +24,8 @@ from trials.fusion.graph.surroundings import (
     without_recomputing,
 )
 from trials.fusion.own_code.asked import MEMORY
-from trials.fusion.own_code.trees import know
+from trials.fusion.own_code.drawing import may_draw_unseen
+from trials.fusion.own_code.trees import know, refuse_own_kinds
 from trials.fusion.registry import has_hooks, plain_forward, ruled
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
@@ -204,10 +205,14 @@ class Tracer(fx.Tracer):
             know(a)
             if any(leaf is a for leaf in tree_leaves(a)):
                 raise FuseError(f"it makes a {type(a).__name__}, of which a graph knows no parts")
+        if isinstance(a, Tensor):
+            refuse_own_kinds(a)
         return super().create_arg(a)
 
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Node:
         """See `fx.Tracer`. A call in other surroundings than the whole forward's is refused."""
+        if may_draw_unseen(target):
+            raise FuseError(f"it calls {target}, which is no operator of PyTorch's, and may draw random numbers")
         node = super().create_node(kind, target, args, kwargs, *more, **options)
         if kind in _CALLS and (name := changed(self._around, surroundings())):
             raise FuseError(f"node '{node.name}' changes {name}, which a graph does not keep")

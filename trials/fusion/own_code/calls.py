@@ -37,12 +37,12 @@ def instead(
     if function in ASKING:
         if not _is_mapped(args, kwargs):
             return None
-        together.check_layer(function=True)
+        together.check_layer(args, kwargs, function=True)
         return Value(function, rows.size)
     if function in CALLS:
         if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
             return None
-        together.check_layer(function=True)
+        together.check_layer(args, kwargs, function=True)
         return Call(function, rows)
     return TrialByTrial(function) if has_parts(function, args, kwargs) else None
 

@@ -1,6 +1,8 @@
-"""Names PyTorch's functions that draw random numbers."""
+"""Tells which functions draw random numbers, or may do so unseen."""
 
 from typing import Any
+
+from torch._ops import OpOverload, OpOverloadPacket
 
 RANDOM_NAMES = (
     *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "bernoulli", "normal", "multinomial"),
@@ -17,3 +19,16 @@ _ALL = frozenset((*RANDOM_NAMES, *_IN_PLACE))
 def draws_numbers(function: Any) -> bool:
     """Whether a function or method of PyTorch's draws random numbers, also in place."""
     return getattr(function, "__name__", "") in _ALL
+
+
+def may_draw_unseen(function: Any) -> bool:
+    """Whether a function is an operator that PyTorch does not have itself, as `torch.library` registers it.
+
+    No mode sees what its kernels call, forward or backward. Neither does `vmap` if it has a rule.
+    """
+    if isinstance(function, OpOverload):
+        function = function.overloadpacket
+    return isinstance(function, OpOverloadPacket) and not function._qualified_op_name.startswith(_OF_PYTORCH)
+
+
+_OF_PYTORCH = ("aten::", "prim::", "prims::")

@@ -27,7 +27,7 @@ from trials.fusion.own_code.one_by_one import ChangedError, OneByOne, fits, in_s
 from trials.fusion.own_code.streams import continue_from, drawing_from, foreign_streams, note, refuse_foreign, saved
 from trials.fusion.own_code.template import template, without_data
 from trials.fusion.own_code.together import Together
-from trials.fusion.own_code.trees import apart, hide_objects, of_row, stack
+from trials.fusion.own_code.trees import apart, hide_objects, of_row, refuse_own_kinds, stack
 from trials.fusion.own_code.values import MOST_UNLIKE, UnlikeError, Value
 from trials.fusion.own_code.varying import Varying
 from trials.fusion.registry import Layer, label, plain_forward
@@ -210,6 +210,7 @@ class Mapped:
             self._set_modes()
 
     def _vmap(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        refuse_own_kinds((args, kwargs))
         together: list[Callable[[Sequence[Tensor]], Any]] = []
         reshaped: list[str] = []
 
@@ -385,7 +386,7 @@ class Mapped:
             if self._row is not None and self._together.are_given(inner.entries):
                 if module.training != inner.training:
                     raise FuseError(f"the forward sets the mode of {type(module).__name__} (train, eval)")
-                self._together.check_layer()
+                self._together.check_layer(args, kwargs)
                 return self._below(inner, args, kwargs)
             if self._stream is None:
                 return inner.forward(*args, **kwargs)

@@ -16,6 +16,9 @@ from trials.fusion.graph.surroundings import (
     replaced,
     without_recomputing,
 )
+from trials.fusion.own_code.drawing import may_draw_unseen
+from trials.fusion.own_code.streams import drawing_nothing
+from trials.fusion.own_code.trees import refuse_own_kinds
 
 _ALONE: frozenset[Any] = frozenset(
     (
@@ -77,6 +80,7 @@ class Together:
             # what gives a tensor other memory is lost there, and no mode hears of it
             stack.enter_context(replaced(torch._C, _swap_tensor_impl=_alone("torch.utils.swap_tensors")))
             stack.enter_context(replaced(Tensor, set_=_alone("Tensor.set_")))
+            stack.enter_context(replaced(torch.autograd.Function, apply=classmethod(self._applying())))
             self._entered = stack.pop_all()
         return self
 
@@ -100,26 +104,59 @@ class Together:
         Raises:
             FuseError: only one trial after another can call it.
         """
+        if may_draw_unseen(function):
+            raise FuseError(f"{function} is no operator of PyTorch's, and may draw random numbers")
         if function in _ALONE:
             raise FuseError(f"{getattr(function, '__qualname__', function)} is of one trial alone")
 
-    def check_layer(self, function: bool = False) -> None:
+    def check_layer(self, args: Any, kwargs: Any, function: bool = False) -> None:
         """Check where the code calls a layer or a `function` with a rule, whose tensors are those of all trials.
 
         Raises:
-            FuseError: hooks or modes around it would see them.
+            FuseError: hooks or modes around it would see them, or an input is of a class of its own.
         """
+        refuse_own_kinds(args[0] if len(args) == 1 and not kwargs else (args, kwargs))
         name = changed(self._around, over_whole_tensors())
         if not name and not function and own_function_modes() != self._modes:
             name = "function modes"
         if name:
             raise FuseError(f"a layer is called with other {name} than the whole forward")
 
+    def _applying(self) -> Callable[..., Any]:
+        """Return what applies the user's functions. A rule of theirs for `vmap` is no part of the trial alone.
+
+        Raises:
+            FuseError: it does not apply the function itself, so that another `backward` would be its own.
+            RuntimeError: it draws random numbers.
+        """
+
+        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if cls.vmap is torch.autograd.Function.vmap:
+                return _apply(cls, *args, **kwargs)
+            applied: list[type] = []
+
+            def noting(inner: Any, *own: Any, **named: Any) -> Any:
+                applied.append(inner)
+                return _apply(inner, *own, **named)
+
+            rule = f"the rule of {cls.__name__} for vmap"
+            with self.outside(), replaced(torch.autograd.Function, apply=classmethod(noting)), drawing_nothing(rule):
+                found = _apply(cls, *args, **kwargs)
+            if cls not in applied:
+                raise FuseError(f"{rule} does not apply it, so that its backward would not be called")
+            return found
+
+        return apply
+
     @contextmanager
     def outside(self) -> Iterator[None]:
         """What is called meanwhile is outside the `vmap`."""
-        with replaced(torch.random, default_generator=self._real):
+        real = replaced(torch.random, default_generator=self._real)
+        with real, replaced(torch.autograd.Function, apply=classmethod(_apply)):
             yield
+
+
+_apply: Any = vars(torch.autograd.Function)["apply"].__func__
 
 
 def tensor_entries(module: nn.Module, whole: nn.Module) -> list[TensorEntry]:

@@ -14,6 +14,10 @@ from trials.fusion.errors import FuseError
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
 
+PLAIN_KINDS = (Tensor, nn.Parameter)
+"""The classes of tensors that do nothing of their own."""
+
+
 class Hidden:
     """Stands for an output that is neither a tensor nor a plain value, because each trial has its own."""
 
@@ -71,6 +75,19 @@ def apart(value: Any) -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Any]]:
         return tree_unflatten(filled, spec)
 
     return [leaves[index] for index in at], together
+
+
+def refuse_own_kinds(value: Any) -> None:
+    """Refuse tensors of a subclass: it may do other things, such as the masks of ``torch.nn.attention.bias``.
+
+    Raises:
+        FuseError: there is one.
+    """
+    if type(value) is Tensor:
+        return
+    for tensor in apart(value)[0]:
+        if type(tensor) not in PLAIN_KINDS:
+            raise FuseError(f"a tensor is of the class {type(tensor).__name__}, of which rules know nothing")
 
 
 def _first(tensors: Sequence[Tensor]) -> Tensor:

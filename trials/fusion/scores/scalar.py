@@ -30,7 +30,7 @@ from trials.fusion.own_code.streams import (
     saved,
 )
 from trials.fusion.own_code.together import Together
-from trials.fusion.own_code.trees import apart, dims_of, of_row
+from trials.fusion.own_code.trees import PLAIN_KINDS, apart, dims_of, of_row, refuse_own_kinds
 from trials.fusion.registry import CALLS
 from trials.fusion.rows import generator as stream_of
 from trials.fusion.scores import losses as _losses  # noqa: F401 - fills the table of calls
@@ -104,7 +104,7 @@ class Scalar:
             FuseError: it is not a scalar, or draws from streams that no trial has for itself.
         """
         values_K, targets_before, self._reached = None, _versions(targets), reached
-        if self._steps and isinstance(outputs, Tensor) and isinstance(targets, Tensor):
+        if self._steps and type(outputs) in PLAIN_KINDS and type(targets) in PLAIN_KINDS:
             values_K = self._by_steps(outputs, targets, per_trial)
         if values_K is None:
             streams = None if self._seen else foreign_streams()
@@ -170,6 +170,7 @@ class Scalar:
         if len(generators) > 1 and not self._looped:
             restore = saved({}, generators)
             try:
+                refuse_own_kinds(targets)
                 params = self._split(params_K)
                 self._prove(outputs, targets, generators, per_trial, params_K, params)
                 return self._by_vmap(outputs, targets, per_trial, params)

@@ -33,6 +33,26 @@ class OwnVmap(Halved):
         return OwnVmap.apply(x), in_dims[0]
 
 
+class DrawingVmap(Halved):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return DrawingVmap.apply(x), in_dims[0]
+
+
+class OtherVmap(Halved):
+    generate_vmap_rule = False
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
+        return OtherVmap.forward(x), in_dims[0]
+
+
 class Once(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -206,8 +226,10 @@ FORWARDS: dict[str, tuple[Forward, str]] = {
     "straight-through": (lambda m, x: m.b(Straight.apply(m.a(x) * 3)), LOOP),
     "a rule for vmap": (lambda m, x: m.b(Halved.apply(m.a(x))), VMAP),
     "own vmap": (lambda m, x: m.b(OwnVmap.apply(m.a(x))), VMAP),
+    "own vmap that draws": (lambda m, x: m.b(m.drop(DrawingVmap.apply(m.a(x)) if m.training else m.a(x))), LOOP),
+    "own vmap with other derivatives": (lambda m, x: m.b(OtherVmap.apply(m.a(x))), LOOP),
     "differentiable once": (lambda m, x: m.b(Once.apply(m.a(x))), LOOP),
-    "a custom operator": (lambda m, x: m.b(twice(m.a(x))), RULE),
+    "a custom operator": (lambda m, x: m.b(twice(m.a(x))), LOOP),
     "checkpoint": (checkpointed(False, True), RULE),
     "checkpoint, reentrant": (checkpointed(True, False), LOOP),
     "checkpoint, reentrant, that trains nothing": (checkpointed(True, True), LOOP),
