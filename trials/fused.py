@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from trials.fusion import assemble
 from trials.fusion.compared.structure import difference, structure
 from trials.fusion.errors import FuseError
+from trials.fusion.own_code.lending import hooks_aside
 from trials.fusion.rows import Rows, generator, moved
 from trials.fusion.units import Units
 from trials.gate.base import OpenGate
@@ -83,6 +84,8 @@ class FusedModule(nn.Module):
             FuseError: the input has another number of trials.
         """
         forward = self._fused.train if self.training else self._fused.eval
+        for parameter in self.rows.parameters.values():
+            hooks_aside(parameter)
         if not isinstance(x, PerTrial):
             output = forward.run(x, self._device)
         elif x.x_KB.shape[:1] == (self.rows.size,):

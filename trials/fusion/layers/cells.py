@@ -216,6 +216,16 @@ def run(
     return found[0], found[0][:, 0 if reverse else -1], *found[1:]
 
 
+def _unseen(backward: Any) -> Any:
+    """Spare `backward`, which makes many short calls, what function modes cost for each."""
+
+    def call(*args: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            return backward(*args)
+
+    return call
+
+
 class _InTime(torch.autograd.Function):
     """All steps of one direction, with a derivative of our own."""
 
@@ -261,6 +271,7 @@ class _InTime(torch.autograd.Function):
         return (y_KTNH,) if c is None else (y_KTNH, c[-1].mT.contiguous())
 
     @staticmethod
+    @_unseen
     @once_differentiable
     def backward(ctx: Any, dy_KTNH: Tensor, *dc_KNH: Tensor) -> tuple[Tensor | bool | None, ...]:
         """The gradients of all inputs."""

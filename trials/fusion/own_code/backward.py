@@ -7,7 +7,7 @@ code ran for it alone.
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from trials.fusion.errors import RefusedError
 from trials.fusion.graph.module_attributes import ModuleAttributes
 from trials.fusion.own_code.asked import ASKED, asking
-from trials.fusion.own_code.drawing import draws_numbers
-from trials.fusion.own_code.lending import aside, lend, may_draw
-from trials.fusion.own_code.streams import foreign_streams, refuse_foreign
+from trials.fusion.own_code.drawing import draws_numbers, may_draw_unseen
+from trials.fusion.own_code.lending import hooks_aside, lend, may_draw
+from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse_foreign
 from trials.fusion.own_code.trees import apart, heads, know
 from trials.fusion.units import LayerUnits, ask_before_backward
 
@@ -35,11 +35,6 @@ _DRAWS = (
 )
 
 
-FIRST_PASSES = 3
-"""So many are watched for random numbers where no module runs by its own code: a loss may draw, and to watch takes 2 µs
-for each call from Python."""
-
-
 class Backward:
     """The modules whose own code has run for the first time, until a backward pass has shown what follows.
 
@@ -50,7 +45,7 @@ class Backward:
         """None yet."""
         self._watched: dict[int, tuple[str, nn.Module, ModuleAttributes, list[int]]] = {}
         self._asked: list[tuple[str, Tensor]] = []
-        self._passes, self._has_own_code = 0, False
+        self._has_own_code = False
 
     @contextmanager
     def first(
@@ -78,6 +73,13 @@ class Backward:
             self._asked += module.named_parameters()
             self._watched[id(module)] = label, module, kept, _versions(module)
 
+    def expect_own_code(self) -> None:
+        """Have the next pass watched for random numbers: code of the user's has run, and may have hooks in it.
+
+        To watch takes 2 µs for each call from Python. Where graphs and rules alone have run, there is nothing to see.
+        """
+        self._has_own_code = True
+
     def lend(self, output: Any, stream: torch.Generator | None, units: LayerUnits, own: Iterable[Tensor] = ()) -> Any:
         """Return the output of a module's code, whose backward is a unit, and draws from `stream`.
 
@@ -90,11 +92,9 @@ class Backward:
             units: the module's.
             own: the trial's parameters. Their hooks run when all trials' gradients are there, so they get no stream.
         """
-        self._has_own_code = True
+        self.expect_own_code()
         for tensor in own:
-            hooks = tensor._backward_hooks or {}
-            for key, hook in hooks.items():
-                hooks[key] = aside(hook)
+            hooks_aside(tensor)
         know(output)
         tensors, together = apart(output)
         output = together([_alias(tensor) for tensor in tensors])  # of hooks on a node, those on its tensors come first
@@ -137,8 +137,7 @@ class Backward:
                 random numbers that are no trial's.
         """
         streams = foreign_streams() if self._watched else None
-        watches = self._has_own_code or self._passes < FIRST_PASSES
-        self._passes, self._has_own_code = self._passes + 1, False
+        watches, self._has_own_code = self._has_own_code, False
         try:
             with asking(self._asked) if self._asked else nullcontext():
                 self._differentiate(total, watches)
@@ -172,8 +171,20 @@ class _Drawing(TorchFunctionMode):
         """See `TorchFunctionMode`."""
         own = kwargs or {}
         if draws_numbers(func) and not may_draw() and own.get("generator") is None:
-            self._drew = True
-            raise RefusedError(_DRAWS)
+            self._refuse()
+        unseen = kept_streams() if may_draw_unseen(func) and not may_draw() else None
+        found = self._call(func, args, own)
+        if unseen is not None and unseen():
+            self._refuse()
+        return found
+
+    def _refuse(self) -> NoReturn:
+        self._drew = True
+        raise RefusedError(_DRAWS)
+
+    def _call(self, func: Any, args: Any, own: dict[str, Any]) -> Any:
+        if isinstance(func, property):  # what stands for a method while questions are noticed
+            return func.__get__(args[0])(*args[1:], **own)
         return func(*args, **own)
 
     def __exit__(self, kind: Any, *error: Any) -> None:

@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import Variable
 
 from trials.fusion.own_code.streams import drawing_from
@@ -12,6 +13,7 @@ from trials.fusion.own_code.streams import drawing_from
 Hook = Callable[[Any], Any]
 """Is called with gradients."""
 
+_ASIDE = "_is_aside"
 _lent: torch.Generator | None = None
 _until = ExitStack()
 _others = False
@@ -52,4 +54,14 @@ def aside(hook: Hook, others: bool = False) -> Hook:
             if lent is not None:
                 lend(lent)
 
+    setattr(without, _ASIDE, True)
     return without
+
+
+def hooks_aside(parameter: Tensor) -> None:
+    """Let the hooks on a parameter draw from no trial's stream: they run while any trial's may be lent."""
+    tables: Any = parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)
+    for table in tables:
+        for key, hook in (table or {}).items():
+            if not hasattr(hook, _ASIDE):
+                table[key] = aside(hook)

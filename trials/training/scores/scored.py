@@ -128,8 +128,11 @@ class ScoredGroup(GroupState, abc.ABC):
     def _per_trial(self, name: str, outputs: Any, targets: Any, per_trial: bool = False) -> Tensor:
         """Evaluate the user's function of one model, a scalar, for each of K models. Returns ``[K]``."""
         targets = moved(targets, self._device)
-        rows = self._fused.rows
-        return self._scalars[name](outputs, targets, rows.generators, per_trial, self.params, rows.reached)
+        rows, scalar = self._fused.rows, self._scalars[name]
+        values_K = scalar(outputs, targets, rows.generators, per_trial, self.params, rows.reached)
+        if not scalar.is_static:
+            rows.backward.expect_own_code()
+        return values_K
 
     def _precision(self) -> AbstractContextManager[Any]:
         kind = self._study.autocast
