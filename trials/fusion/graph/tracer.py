@@ -297,17 +297,28 @@ class Tracer(fx.Tracer):
                 what = type(module).__name__
                 if name[0] == "requires_grad":
                     raise refused_freezing(what)
-                raise FuseError(f"the forward sets the mode of {what} (train, eval)")
+                how = "the mode" if name[0] == "training" else f"'{name[0]}'"
+                raise FuseError(f"the forward sets {how} of {what}, and calls it")
 
 
-def flags(module: nn.Module) -> dict[tuple[str, int], bool]:
-    """Return the modes of all modules in `module`, and which of its parameters are trained."""
-    found = {("training", id(inner)): inner.training for inner in module.modules()}
+def settings(module: nn.Module) -> dict[str, Any]:
+    """Return the plain attributes of `module` itself, such as its mode and the numbers of a layer."""
+    return {name: value for name, value in vars(module).items() if type(value) in _SETTINGS}
+
+
+_SETTINGS = (bool, int, float, str, type(None))
+
+
+def flags(module: nn.Module) -> dict[tuple[str, int], Any]:
+    """Return the modes and other settings of all modules in `module`, and which of its parameters are trained."""
+    found: dict[tuple[str, int], Any] = {}
+    for inner in module.modules():
+        found.update({(name, id(inner)): value for name, value in settings(inner).items()})
     found.update({("requires_grad", id(own)): own.requires_grad for own in module.parameters()})
     return found
 
 
-def set_flags(module: nn.Module, before: dict[tuple[str, int], bool]) -> None:
+def set_flags(module: nn.Module, before: dict[tuple[str, int], Any]) -> None:
     """Set what `flags` returned."""
     for inner in module.modules():
         inner.training = before["training", id(inner)]

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from trials.fusion.graph.observer import comparing
+from trials.fusion.graph.tracer import settings
 from trials.fusion.layers.conv import as_alone, draws
 from trials.fusion.layers.memory_order import FORMATS, Order, kept_order
 from trials.fusion.own_code.together import tensor_entries
@@ -47,11 +48,13 @@ class Inner:
         self.rule, self.mapped, self.units = rule, mapped, units
         self.training, self.forward, self.entries = module.training, as_alone(module), tensor_entries(module, whole)
         self._apart: list[tuple[Tensor, int]] = []
+        self._inside = list(module.modules())
+        self._settings = self._found()
         self._draws = self.training and (rule.draws if isinstance(rule, Layer) else draws(module))
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
-        self._rows = rows
+        self._rows, self._settings = rows, self._found()
         if isinstance(self.rule, Layer):
             self.rule.bind(rows)
         if self.mapped is not None:
@@ -86,6 +89,21 @@ class Inner:
         self.units.seen(output, per_trial)
         self.units.before_backward(output)
         return output, dims_of(output, per_trial)
+
+    def check(self) -> None:
+        """Check that the code around it has not changed it for this call.
+
+        Raises:
+            FuseError: it is in another mode, or has other numbers.
+        """
+        kind = type(self._inside[0]).__name__
+        if self._inside[0].training != self.training:
+            raise FuseError(f"the forward sets the mode of {kind} (train, eval)")
+        if self._found() != self._settings:
+            raise FuseError(f"the forward sets an attribute of {kind} for a call")
+
+    def _found(self) -> list[dict[str, Any]]:
+        return [settings(each) for each in self._inside]
 
     def has_come_apart(self) -> bool:
         """Whether its input or output has been changed in place since, and is one tensor in some of the trials alone.

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from trials.fusion.compared.sharing import refuse_outside, refuse_shared
 from trials.fusion.compared.structure import Unchanged, rule_for
-from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
+from trials.fusion.errors import RefusedError, is_out_of_memory
 from trials.fusion.graph.memo import KeepsInsideError, LoneCall, Memo
 from trials.fusion.graph.surroundings import as_written, reentrant_checkpoint, without_recomputing
 from trials.fusion.own_code import one_by_one
@@ -384,8 +384,7 @@ class Mapped:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._row is not None and self._together.are_given(inner.entries):
-                if module.training != inner.training:
-                    raise FuseError(f"the forward sets the mode of {type(module).__name__} (train, eval)")
+                inner.check()
                 self._together.check_layer(args, kwargs)
                 return self._below(inner, args, kwargs)
             if self._stream is None:

@@ -126,6 +126,13 @@ def attention(m: TwoLayers, x: Tensor) -> Tensor:
     return m.b(y.view(5, 4))
 
 
+def other_rate(m: TwoLayers, x: Tensor) -> Tensor:
+    rate, m.drop.p = m.drop.p, 0.7
+    y = m.b(m.drop(m.a(x)))
+    m.drop.p = rate
+    return y
+
+
 def forked(m: TwoLayers, x: Tensor) -> Tensor:
     with torch.random.fork_rng():
         y = m.drop(m.a(x))
@@ -242,6 +249,8 @@ FORWARDS: dict[str, tuple[Forward, str]] = {
     "vmap inside": (lambda m, x: m.b(torch.vmap(m.a)(x)), LOOP),
     "a mode changed for a while": (changes_a_mode, LOOP),
     "a mode changed": (leaves_a_mode, LOOP),
+    "a number changed for a while": (other_rate, LOOP),
+    "a number changed for a while, untraced": (lambda m, x: other_rate(m, x) if x.any() else x, LOOP),
 }  # fmt: skip
 
 
