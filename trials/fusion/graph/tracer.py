@@ -314,6 +314,7 @@ def flags(module: nn.Module) -> dict[tuple[str, int], Any]:
     found: dict[tuple[str, int], Any] = {}
     for inner in module.modules():
         found.update({(name, id(inner)): value for name, value in settings(inner).items()})
+        found["training", id(inner)] = inner.training  # a compiled module has its original's
     found.update({("requires_grad", id(own)): own.requires_grad for own in module.parameters()})
     return found
 
