@@ -75,7 +75,7 @@ class SearchWorker:
         self._claims.keep_in(directory)
         self._unseen = Unseen(directory)
         self._study.stop = partial(setattr, self, "_stopped", True)  # Optuna's own raises outside `optimize`
-        self._seen = as_samplers_see(self._study) if study.promotes else self._study
+        self._seen = patiently(lambda again: as_samplers_see(self._study)) if study.promotes else self._study
         self._stopped = self._over = False
         self._is_finite = is_finite(self._study.sampler)
         self._next = NextTrials(study, self._study, self._seen, config.worker, is_exclusive=rows > 0)
