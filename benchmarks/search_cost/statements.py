@@ -51,12 +51,12 @@ def sustained(storage: str, directory: Path, workers: int, seconds: float, *, ar
     Returns:
         Per second: statements, those of them that are the claims', trials and reports.
     """
-    forked = multiprocessing.get_context("fork")
-    ready, results = forked.Barrier(workers), forked.SimpleQueue()
+    fresh = multiprocessing.get_context("spawn")  # after a fork, PyTorch may wait for threads that are not there
+    ready, results = fresh.Barrier(workers), fresh.SimpleQueue()
     arguments = (storage, directory, seconds, ready, results)
     with ExitStack() as stack:
         for index in range(workers):
-            process = forked.Process(target=_work if are_whole else _claim, args=(f"w{index}", *arguments), daemon=True)
+            process = fresh.Process(target=_work if are_whole else _claim, args=(f"w{index}", *arguments), daemon=True)
             process.start()
             stack.callback(process.join)
         found = [results.get() for _ in range(workers)]
