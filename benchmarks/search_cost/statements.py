@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import optuna
 import sqlalchemy as sa
 
 from benchmarks.search_cost.simulated import FUSED, NAME, RANDOM, search_worker, searched, train_one
@@ -98,6 +99,7 @@ def _claim(name: str, storage: str, directory: Path, seconds: float, ready: Any,
 
 
 def _work(name: str, storage: str, directory: Path, seconds: float, ready: Any, results: Any) -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = searched(RANDOM, _ENDLESS)
     with search_worker(study, storage, directory, name) as worker:
         worker.ask(FUSED - 1)
