@@ -303,10 +303,16 @@ class Tracer(fx.Tracer):
 
 def settings(module: nn.Module) -> dict[str, Any]:
     """Return the plain attributes of `module` itself, such as its mode and the numbers of a layer."""
-    return {name: value for name, value in vars(module).items() if type(value) in _SETTINGS}
+    found = {name: value for name, value in vars(module).items() if _sets(value)}
+    return {name: tuple(value) if type(value) is list else value for name, value in found.items()}
 
 
-_SETTINGS = (bool, int, float, str, type(None))
+_SETTINGS = {bool, int, float, str, type(None)}
+
+
+def _sets(value: Any) -> bool:
+    """Whether a value is plain, or some plain ones, such as the strides of a convolution."""
+    return type(value) in _SETTINGS or (type(value) in (tuple, list) and _SETTINGS.issuperset(map(type, value)))
 
 
 def flags(module: nn.Module) -> dict[tuple[str, int], Any]:

@@ -261,6 +261,24 @@ def test_forward(name: str, size: int) -> None:
     assert size == 1 or found.startswith(way)
 
 
+@pytest.mark.parametrize("sizes", [((2, 2), (1, 2)), ([2, 2], [1, 2])], ids=["tuple", "list"])
+@pytest.mark.parametrize("looks", [False, True])
+def test_several_numbers_changed_for_a_while(looks: bool, sizes: tuple[Any, Any]) -> None:
+    def forward(m: TwoLayers, x: Tensor) -> Tensor:
+        if looks and x.sum() > 1e9:
+            return x
+        usual, m.held.output_size = m.held.output_size, sizes[1]
+        y = m.b(m.a(x)) + m.held(m.a(x)[None]).sum()
+        m.held.output_size = usual
+        return y
+
+    def with_pool(m: TwoLayers) -> None:
+        m.held = nn.AdaptiveAvgPool2d(sizes[0])
+
+    study = ToyStudy(lambda n: TwoLayers(forward, with_pool).double(), "sgd", batches())
+    assert assert_fused_is_alone(study, 2).startswith(LOOP)
+
+
 @pytest.mark.parametrize("looks", [None, lambda m, x: len(x), lambda m, x: m.a(x).sum()], ids=["no", "length", "data"])
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("size", [1, 2])
