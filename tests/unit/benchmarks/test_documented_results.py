@@ -162,6 +162,14 @@ def test_the_waterfall_is_the_demos(tmp_path: Path) -> None:
     assert drawn is not None and drawn.read_bytes() == (ROOT / "docs" / "yield.svg").read_bytes()
 
 
+def test_what_a_report_in_blocks_of_three_steps_says() -> None:
+    main = json.loads((RESULTS / "demo_in_blocks_of_three.json").read_text(encoding="utf-8"))["main"]
+    low, high = main["slowdown_ci95"]
+    said = f"shows {main['slowdown']:+.1%} ({low:+.1%} to {high:+.1%}, n = {main['slowdown_pairs']}, "
+    assert said in text_of("docs/benchmarks.md")
+    assert f"on another machine, {main['slowdown']:+.1%}" in " ".join(text_of("README.md").split())
+
+
 def test_how_well_the_guard_tells_a_slowdown_from_noise() -> None:
     text = text_of("docs/benchmarks.md").partition("## guard_power")[2].partition("\n## ")[0]
     cells = json.loads((RESULTS / "guard_power.json").read_text(encoding="utf-8"))["cells"]
