@@ -18,8 +18,6 @@ from trials.search.storage.optuna_storage import open_storage
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 MS = 1_000_000
-UNKIND = {"UNKIND_DRIVER": "1"}
-"""Who is killed at the gate is killed beside a driver that holds its callers."""
 
 
 def start_job(sandbox: Sandbox) -> Job:
@@ -29,7 +27,7 @@ def start_job(sandbox: Sandbox) -> Job:
     return job
 
 
-def start_daemon(sandbox: Sandbox, hold: Path, study: str = "tiny", **environment: str) -> Child:
+def start_daemon(sandbox: Sandbox, hold: Path, study: str = "tiny") -> Child:
     lines = [
         "[squeeze]",
         "alone_share = 0.0",
@@ -42,7 +40,7 @@ def start_daemon(sandbox: Sandbox, hold: Path, study: str = "tiny", **environmen
     config.write_text("\n".join([*lines, "[run]", f'directory = "{sandbox.run}"']))
     kernels = str(sandbox.files / "kernels.json")
     command = ("-m", "tests.support.cuda_daemon", "daemon", "--config", str(config))
-    daemon: Child = sandbox.start(Child, *command, TINY_HOLD=str(hold), STREAM_KERNELS=kernels, **environment)
+    daemon: Child = sandbox.start(Child, *command, TINY_HOLD=str(hold), STREAM_KERNELS=kernels, UNKIND_DRIVER="1")
     wait_for(lambda: "serves device" in daemon.said() or not is_alive(daemon.pid), "the daemon")
     assert is_alive(daemon.pid), daemon.said()
     return daemon
@@ -117,7 +115,7 @@ def test_a_trial_that_the_device_finds_lost_fails_in_the_same_epoch_as_where_the
 
 def test_whoever_is_killed_nothing_hangs_and_the_gate_is_shut(sandbox: Sandbox, hold: Path) -> None:
     job = start_job(sandbox)
-    daemon = start_daemon(sandbox, hold, **UNKIND)
+    daemon = start_daemon(sandbox, hold)
 
     # the side task, while its stream waits in a long compute
     side = side_trains(sandbox)
@@ -171,14 +169,14 @@ def test_a_daemon_that_is_killed_in_a_bubble_is_followed_by_one_whose_side_task_
     sandbox: Sandbox, hold: Path
 ) -> None:
     job = start_job(sandbox)
-    daemon = start_daemon(sandbox, hold, **UNKIND)
+    daemon = start_daemon(sandbox, hold)
     sandbox.works()
     side = sandbox.word(Field.SIDE_PID)
     job.change(bubble_ms=3000)
     wait_for(lambda: stays_open(sandbox), "a long bubble")
     assert daemon.kill(signal.SIGKILL) == -signal.SIGKILL
     job.change(bubble_ms=30)
-    second = start_daemon(sandbox, hold, **UNKIND)
+    second = start_daemon(sandbox, hold)
     wait_for(lambda: not is_alive(side), "the end of its side task")
     wait_for(lambda: sandbox.word(Field.SIDE_PID) not in (0, side), "another")
     sandbox.works()
