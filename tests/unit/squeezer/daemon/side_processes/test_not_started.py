@@ -16,7 +16,9 @@ from tests.support.sandbox import children
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> spawner.Spawner:
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> spawner.Spawner:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
     device = CpuDevice(memoryview(bytearray(PAGE_BYTES)).cast("q"), DeviceTable(), 0)
     files = spawner.SideFiles(page=tmp_path, run=tmp_path, rank=0, storage="", studies=tmp_path, units_bytes=0)
     return spawner.Spawner(SideTable(study=tmp_path), device, files)
@@ -31,8 +33,6 @@ def none_is_left(made: spawner.Spawner, before: list[int], tmp_path: Path) -> No
 def test_one_without_a_pidfd_would_run_outside_bubbles(
     made: spawner.Spawner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
     before = children(os.getpid())
 
     def no_file(_pid: int) -> NoReturn:
@@ -47,8 +47,6 @@ def test_one_without_a_pidfd_would_run_outside_bubbles(
 def test_one_that_cannot_give_way_would_take_the_main_jobs_core(
     made: spawner.Spawner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
     before = children(os.getpid())
 
     def refused() -> NoReturn:
