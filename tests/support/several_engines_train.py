@@ -69,7 +69,11 @@ def batches() -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def train(engine: deepspeed.PipelineEngine, teacher: deepspeed.PipelineEngine) -> int:
-    """Train both ranks until both side tasks have computed; returns the number of steps."""
+    """Train both ranks until both side tasks have computed; returns the number of steps.
+
+    A thread of gloo's that frees a tensor of Python's while the interpreter ends aborts the process (PyTorch 2.13), and
+    a barrier holds the tensors of what was reduced just before it. So no barrier of gloo's follows on this.
+    """
     words, data = Watched.page.words, batches()
     until, deadline_s = words[Field.UNITS_RUN] + UNITS, time.monotonic() + PATIENCE_S
     steps, is_done = 0, torch.zeros(1)
@@ -108,7 +112,7 @@ def main() -> None:
     found = {"looks": Watched.looks, "in_bubbles": Watched.looks_in_bubbles, "steps": steps}
     options.found.with_suffix(f".{rank}").write_text(json.dumps(found))
     Watched.page.close()
-    torch.distributed.barrier()
+    torch.distributed.monitored_barrier()  # `barrier` would leave `is_done` to a thread of gloo's: see `train`
     torch.distributed.destroy_process_group()
 
 
