@@ -13,11 +13,11 @@ from ds_hooks.shared.cuda_driver import CudaDriver, DeviceWords, Driver, DriverE
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, Page, PageError, make_private_dir, page_path, runtime_dir
 from ds_hooks.shared.page.layout import Field
 from squeezer.calibration.measure import MeasureError, measure
+from squeezer.calibration.mps import MpsError, Server, directory_of, has_control, servers_at
 from squeezer.calibration.verdict_store import driver_version, kept, state_file
 from squeezer.daemon.side_processes.control_group import make_side_group
 from squeezer.daemon.side_processes.parent_group import NoGroupError, cpu_group
 from squeezer.device.cuda import shut_to_others, visible_device
-from squeezer.device.mps import MpsError, Server, directory_of, has_control, servers_at
 from squeezer.device.nvml import MIG, Meters, Nvml
 
 MEMORY_BACKED = frozenset({"tmpfs", "ramfs", "hugetlbfs"})

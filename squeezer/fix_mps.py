@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from squeezer.calibration.mps import DEFAULT_DIRECTORY, PIPE_VARIABLE, MpsError, directory_of, servers_at
 from squeezer.calibration.mps_server import CONTROL
-from squeezer.device.mps import DEFAULT_DIRECTORY, PIPE_VARIABLE, MpsError, directory_of, servers_at
 
 LOG_VARIABLE = "CUDA_MPS_LOG_DIRECTORY"
 START_S = 20.0

@@ -17,9 +17,10 @@ from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.layout import DeviceGate, Field
 from ds_hooks.shared.page.plan import plan_steps
 from ds_hooks.shared.processes.signals import END_SIGNAL
+from squeezer.calibration import mps
 from squeezer.calibration.verdict import Verdict
 from squeezer.config import DeviceTable
-from squeezer.device import mps, sharing
+from squeezer.device import sharing
 from squeezer.device.base import CannotShareError, SideProcess, has_ended, run_when_idle, run_where, send, send_to_group
 from squeezer.device.nvml import MIG, ComputeMode, Meters, Nvml
 

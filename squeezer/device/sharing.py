@@ -7,10 +7,10 @@ up to a slice of 2.4 ms (measured on an H200). Under MPS the main job's next ker
 import logging
 from typing import Literal
 
+from squeezer.calibration.mps import MpsError, NoAnswerError, Server, server_of
 from squeezer.calibration.verdict import Verdict
 from squeezer.calibration.verdict_store import driver_version, kept, state_file
 from squeezer.device.base import CannotShareError
-from squeezer.device.mps import MpsError, NoAnswerError, Server, server_of
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,10 @@ from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
 from squeezer import doctor, fix_mps
-from squeezer.calibration import measure
+from squeezer.calibration import measure, mps
 from squeezer.calibration.verdict import VERSION, Verdict
 from squeezer.calibration.verdict_store import keep, kept, state_file
 from squeezer.cli import main
-from squeezer.device import mps
 from squeezer.doctor import Finding, Level, examine, main_measure
 from tests.support.fake_mps import FakeMps, fake_mps, install
 from tests.support.fake_nvml import GPU, INSTANCE, MB, FakeNvml, nvml_of

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ds_hooks.shared.page.file import Page, page_path
-from squeezer.device import mps
+from squeezer.calibration import mps
 from tests.support.fake_mps import FakeMps, fake_mps
 
 OBSTINATE = "import signal, time; signal.signal(15, signal.SIG_IGN); print(); time.sleep(1000)"

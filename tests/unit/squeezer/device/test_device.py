@@ -10,11 +10,11 @@ from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import DeviceGate, Field
 from ds_hooks.shared.page.plan import next_permit_ns, plan_slot, plan_steps
+from squeezer.calibration.mps import Server
 from squeezer.config import DeviceTable
 from squeezer.daemon.memory_limit import side_limit_bytes
 from squeezer.device import DEVICES, CudaDevice, kind_of, sharing
 from squeezer.device.cuda import visible_device
-from squeezer.device.mps import Server
 from tests.support.fake_nvml import GPU, INSTANCE, INSTANCE_NUMBER, NUMBER, FakeNvml, nvml_of
 
 MB, GB = 1 << 20, 1 << 30

@@ -10,11 +10,12 @@ import pytest
 
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page.file import Page
+from squeezer.calibration import mps
+from squeezer.calibration.mps import MpsError, server_of, terminate_client
 from squeezer.calibration.verdict import QUEUE_DEPTH, VERSION, Verdict
 from squeezer.calibration.verdict_store import keep, state_file
 from squeezer.config import DeviceTable
-from squeezer.device import CannotShareError, CudaDevice, mps, sharing
-from squeezer.device.mps import MpsError, server_of, terminate_client
+from squeezer.device import CannotShareError, CudaDevice, sharing
 from squeezer.device.sharing import way_to_share, why_no_turns
 from tests.support.fake_mps import FakeMps
 from tests.support.fake_nvml import GPU, NUMBER, FakeNvml, nvml_of

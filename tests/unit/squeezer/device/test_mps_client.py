@@ -13,10 +13,11 @@ import pytest
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import DeviceGate, Field
+from squeezer.calibration import mps
+from squeezer.calibration.mps import server_of, terminate_client
 from squeezer.calibration.verdict import VERSION, Verdict
 from squeezer.config import DeviceTable
-from squeezer.device import CannotShareError, CudaDevice, SideProcess, mps, sharing
-from squeezer.device.mps import server_of, terminate_client
+from squeezer.device import CannotShareError, CudaDevice, SideProcess, sharing
 from tests.support.fake_mps import FakeMps
 from tests.support.fake_nvml import GPU, NUMBER, FakeNvml, nvml_of
 from tests.support.sandbox import is_alive, wait_for
