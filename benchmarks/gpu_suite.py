@@ -9,22 +9,34 @@ suite works and nothing about a device.
     memory    how much of the device a context takes, and whether an allocator's cap holds
     faults    SIGSTOP with a deep queue; SIGKILL while a stream waits at the gate
     fusion    ResNet-18 of an eighth of its width, fused, against one of full width: only if it is named
+
+Each part has one figure or several. A figure has a process and a limit of its own; it is on disk before the next one
+begins.
 """
 
 import argparse
+import json
+import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from benchmarks.gpu.device_kernels import FakeKernels
 from benchmarks.gpu.ghost_stream import RECEIVES, WAYS
-from benchmarks.gpu.parts import Bench, context_costs, faults, memory, mps_server, words_between_processes
+from benchmarks.gpu.one_figure import NEED_A_GPU, PARTS, ROW, ghost_figure
+from benchmarks.gpu.parts import mps_server
 from benchmarks.shared.results import write
+from squeezer.calibration.limited import end_when_asked, run_limited
 
 NAME = "gpu_suite"
+ONE_FIGURE = "benchmarks.gpu.one_figure"
+LIMIT_S, TRIALS_LIMIT_S, FUSION_LIMIT_S = 90.0, 150.0, 600.0
+"""Of a figure; of those that build real trials, which may compile kernels; of fusion."""
 NO_ERROR, NONE, YES = "no error", "0", "True"
 TIMELESS = frozenset({NO_ERROR, NONE, YES})
 """The wanted value of promises without a time."""
@@ -48,65 +60,92 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few windows")
     parser.add_argument("--json", type=Path, metavar="DIR", help="write DIR/gpu_suite.json")
     parser.add_argument("--mps", action="store_true", help="with an MPS server of our own; writes gpu_suite_mps.json")
-    parser.add_argument("--only", metavar="PART", choices=PARTS, help="this part alone")
+    parser.add_argument("--only", metavar="PART", choices=PARTS, help="this part alone; what DIR has of others is kept")
+    parser.add_argument("--resume", action="store_true", help="only what DIR lacks, or has no figure for but a reason")
+    parser.add_argument(
+        "--limit-s", type=float, metavar="S", help=f"of each figure; {LIMIT_S:g} where it needs no more"
+    )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="the side tasks of the part ghost")
     parser.add_argument("--receives", nargs="+", choices=RECEIVES, default=RECEIVES, help="and its receives")
     parser.add_argument("--windows", type=int, metavar="N", help="and its pairs of windows")
     options = parser.parse_args()
-    runs: list[dict[str, Any]] = []
+    figures, runs = figures_of(options), _kept(options)
+    if options.resume:
+        figures = [name for name in figures if all(run["scenario"] != name or "error" in run for run in runs)]
+    runs = [run for run in runs if run["scenario"] not in figures]
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm"))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm")))
         if options.mps:
-            stack.enter_context(mps_server(Path(folder)))
-        bench = Bench.open(options.device, Path(folder), quick=options.quick)
-        for name in parts_of(options.only):
+            stack.enter_context(mps_server(folder))
+        for name in figures:
             print(f"{name} …", file=sys.stderr, flush=True)
-            try:
-                for run in PARTS[name](bench, options):
-                    runs.append(run)
-                    _write(options, bench, runs)  # at once: what is measured must not be lost
-            except Exception as error:  # the other parts still count
-                runs.append({"scenario": name, "error": f"{type(error).__name__}: {error}"})
-                _write(options, bench, runs)
+            runs.append({"scenario": name, **_measure(name, options, folder / name)})
+            if "error" in runs[-1]:
                 print(f"{name}: {runs[-1]['error']}", file=sys.stderr)
-        bench.close()
-        _print_table(bench.kernels.name, list(_promises(runs, timed=options.device == "cuda")))
-    return int(any(promise.holds is False for promise in _promises(runs, timed=options.device == "cuda")))
+            _write(options, runs)  # at once: what is measured must not be lost
+    promises = list(_promises(runs, timed=options.device == "cuda"))
+    _print_table(_device(runs), promises)
+    return int(any(promise.holds is False for promise in promises))
 
 
-def _write(options: argparse.Namespace, bench: Bench, runs: list[dict[str, Any]]) -> None:
+def figures_of(options: argparse.Namespace) -> list[str]:
+    """The figures to measure: of the part that is named, or all that decide whether a device can be squeezed."""
+    parts = [name for name in PARTS if name != "fusion"] if options.only is None else [options.only]
+    left_out = {name for name in PARTS["ghost"]} - {
+        ghost_figure(way, receive) for way in options.ways for receive in options.receives
+    }
+    if options.device == "cpu":
+        left_out |= NEED_A_GPU
+    return [name for part in parts for name in PARTS[part] if name not in left_out]
+
+
+def limit_s(figure: str, options: argparse.Namespace) -> float:
+    """How long a figure may take."""
+    if options.limit_s is not None:
+        return float(options.limit_s)
+    if figure == "fusion":
+        return FUSION_LIMIT_S
+    return TRIALS_LIMIT_S if figure.startswith("ghost_trials") else LIMIT_S
+
+
+def _measure(figure: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What came of it: in a process of its own, so that one that hangs ends alone, and its context with it."""
+    folder.mkdir()
+    command = [sys.executable, "-m", ONE_FIGURE, figure, "--device", options.device, "--folder", str(folder)]
+    command += ["--quick"] * options.quick + (["--windows", str(options.windows)] if options.windows else [])
+    most_s = limit_s(figure, options)
+    try:
+        said = f"its process ended with status {run_limited(command, os.environ, most_s)}"
+    except subprocess.TimeoutExpired:
+        said = f"not done within {most_s:g} s"
+    row: dict[str, Any] = {"error": said}
+    if (folder / ROW).exists():
+        row = json.loads((folder / ROW).read_text(encoding="utf-8"))
+    return row
+
+
+def _file(options: argparse.Namespace) -> Path:
+    folder: Path = options.json
+    return folder / f"{NAME}{'_mps' if options.mps else ''}.json"
+
+
+def _kept(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """What the file has of this kind of device, where this run does not measure everything."""
+    if not options.json or not (options.only or options.resume) or not _file(options).exists():
+        return []
+    runs: list[dict[str, Any]] = json.loads(_file(options).read_text(encoding="utf-8"))["runs"]
+    is_fake = options.device == "cpu"
+    return [run for run in runs if "error" in run or (run.get("device") == FakeKernels.name) is is_fake]
+
+
+def _write(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
     if options.json:
         promises = [promise._asdict() for promise in _promises(runs, timed=options.device == "cuda")]
-        summary = {"device": bench.kernels.name, "promises": promises}
-        write(NAME, options, runs, summary, options.json / f"{NAME}{'_mps' if options.mps else ''}.json")
+        write(NAME, options, runs, {"device": _device(runs), "promises": promises}, _file(options))
 
 
-def _ghost(bench: Bench, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    from benchmarks.gpu.stage import ghost_stage  # needs pyzmq, which the parts before it do without
-
-    return ghost_stage(bench, options.ways, options.receives, options.windows)
-
-
-def _fusion(bench: Bench, options: argparse.Namespace) -> Iterable[dict[str, Any]]:
-    from benchmarks.gpu.fusion import fusion  # needs torch and Optuna
-
-    return fusion(bench)
-
-
-Part = Callable[[Bench, argparse.Namespace], Iterable[dict[str, Any]]]
-PARTS: dict[str, Part] = {
-    "words": lambda bench, options: words_between_processes(bench),
-    "context": lambda bench, options: context_costs(bench),
-    "ghost": _ghost,
-    "memory": lambda bench, options: memory(bench),
-    "faults": lambda bench, options: faults(bench),
-    "fusion": _fusion,
-}
-
-
-def parts_of(only: str | None) -> list[str]:
-    """The parts to measure: the one that is named, or all whose figures decide whether a device can be squeezed."""
-    return [name for name in PARTS if name != "fusion"] if only is None else [only]
+def _device(runs: Iterable[dict[str, Any]]) -> str:
+    return ", ".join(sorted({run["device"] for run in runs if "device" in run})) or "no device"
 
 
 def _promises(runs: list[dict[str, Any]], *, timed: bool) -> Iterator[Promise]:
@@ -192,4 +231,5 @@ def _print_table(device: str, promises: list[Promise]) -> None:
 
 
 if __name__ == "__main__":
+    end_when_asked()
     sys.exit(main())

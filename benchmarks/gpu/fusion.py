@@ -42,7 +42,7 @@ class OnDevice(Classes):
         return functional.cross_entropy(outputs, targets)
 
 
-def fusion(bench: Bench) -> list[dict[str, Any]]:
+def fusion(bench: Bench) -> dict[str, Any]:
     """Trial steps per second of K fused trials, against one of full width and against one after another."""
     device, batch = bench.device, BATCH[bench.device]
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ def fusion(bench: Bench) -> list[dict[str, Any]]:
         if device == "cuda":
             point["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
         by_k.append({**point, "times_s": times_s})
-    return [{"scenario": "fusion", "model": "resnet18", "batch": batch, "by_k": by_k}]
+    return {"model": "resnet18", "batch": batch, "by_k": by_k}
 
 
 def _alone(study: OnDevice) -> Callable[[], None]:

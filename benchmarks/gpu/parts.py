@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Self
 from unittest import mock
 
-from benchmarks.gpu.device_kernels import CudaKernels, Kernels, open_device
+from benchmarks.gpu.device_kernels import Kernels, open_device
 from benchmarks.gpu.fake_driver import FakeDriver
 from benchmarks.shared.intervals import ratio_with_ci95
 from benchmarks.shared.paths import ROOT
@@ -140,7 +140,7 @@ def mps_server(folder: Path) -> Iterator[None]:
         yield
 
 
-def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
+def words_between_processes(bench: Bench) -> dict[str, Any]:
     """Time of a word to the host and back, and from here to a side task at the gate, by the kernels' own stamps."""
     driver, words = bench.driver, bench.page.words
     bench.page.claim(Role.MAIN)
@@ -164,7 +164,7 @@ def words_between_processes(bench: Bench) -> list[dict[str, Any]]:
     across_us = _across(bench, shared, stream, count)
     shared.release()
     plan_steps(words, 0, 0)
-    return [{"scenario": "words", "to_host_us": to_host_us, "round_trip_us": round_trip_us, "across_us": across_us}]
+    return {"to_host_us": to_host_us, "round_trip_us": round_trip_us, "across_us": across_us}
 
 
 def _until(true: Callable[[], bool]) -> None:
@@ -205,12 +205,8 @@ def _across(bench: Bench, shared: DeviceWords, stream: int, count: int) -> list[
     return latencies_us
 
 
-def context_costs(bench: Bench) -> list[dict[str, Any]]:
+def context_cost(bench: Bench, way: str) -> dict[str, Any]:
     """Time of the same kernels with and without another process on the device, in turn."""
-    return [_context_cost(bench, way) for way in ("idle", "waiting", "naive")]
-
-
-def _context_cost(bench: Bench, way: str) -> dict[str, Any]:
     pairs = 3 if bench.quick else 8
     alone_ns, beside_ns = [], []
     bench.page.words[Field.PLAN_UNTIL_STEP] = 1  # the naive one computes
@@ -221,7 +217,7 @@ def _context_cost(bench: Bench, way: str) -> dict[str, Any]:
     bench.page.words[Field.PLAN_UNTIL_STEP] = 0
     slowdown, interval = ratio_with_ci95(list(zip(beside_ns, alone_ns, strict=True)))
     runs = {"alone_ns": alone_ns, "beside_ns": beside_ns}
-    return {"scenario": f"context_{way}", "slowdown": slowdown, "slowdown_ci95": interval, **runs}
+    return {"slowdown": slowdown, "slowdown_ci95": interval, **runs}
 
 
 def _batch_ns(bench: Bench) -> float:
@@ -239,13 +235,8 @@ def _batch_ns(bench: Bench) -> float:
     return median(times_ns)
 
 
-def faults(bench: Bench) -> list[dict[str, Any]]:
-    """Does SIGSTOP reach queued kernels? Does the device survive the death of a process whose stream waits?"""
-    return [_sigstop(bench), _sigkill(bench)]
-
-
-def _sigstop(bench: Bench) -> dict[str, Any]:
-    """Stop this process with a deep queue; a child continues it."""
+def sigstop(bench: Bench) -> dict[str, Any]:
+    """Does SIGSTOP reach queued kernels? Stops this process with a deep queue; a child continues it."""
     stream = bench.driver.create_stream()
     first = len(bench.kernels.stamps())
     unit_ns = round(UNIT_US[bench.device] * 1e3)
@@ -257,10 +248,11 @@ def _sigstop(bench: Bench) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGSTOP)
     after = len(bench.kernels.stamps()) - first - before
     bench.finish(stream)
-    return {"scenario": "sigstop", "queued": DEEP_QUEUE, "after": after}
+    return {"queued": DEEP_QUEUE, "after": after}
 
 
-def _sigkill(bench: Bench) -> dict[str, Any]:
+def sigkill(bench: Bench) -> dict[str, Any]:
+    """Does the device survive the death of a process whose stream waits?"""
     with bench.side("waiting") as side:
         side.process.kill()
         side.process.wait()
@@ -271,19 +263,16 @@ def _sigkill(bench: Bench) -> dict[str, Any]:
     goes_on = comes(bench.driver, event)
     with bench.side("idle"):  # another process may take its place
         pass
-    return {"scenario": "sigkill", "goes_on": goes_on}
+    return {"goes_on": goes_on}
 
 
-def memory(bench: Bench) -> list[dict[str, Any]]:
+def memory(bench: Bench) -> dict[str, Any]:
     """The device memory of a context, and whether an allocator's cap holds."""
-    if not isinstance(bench.kernels, CudaKernels):
-        return []
     before = _free_bytes(bench.driver)
     with bench.side("idle"):
         after = _free_bytes(bench.driver)
     script = subprocess.run([sys.executable, "-c", _FILL_UP, str(CAP)], capture_output=True, text=True, check=True)
-    cap = {"cap": CAP, "held": float(script.stdout)}
-    return [{"scenario": "memory", "context_mib": (before - after) / 2**20, **cap}]
+    return {"context_mib": (before - after) / 2**20, "cap": CAP, "held": float(script.stdout)}
 
 
 def _free_bytes(driver: Any) -> int:

@@ -19,7 +19,8 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.gpu.device_kernels import Kernels, open_device
-from ds_hooks.shared.cuda_driver import DeviceWords, Driver, Words
+from ds_hooks.shared.cuda_driver import DeviceWords, Driver, Words, comes
+from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import DeviceGate, Field, Role
 from ds_hooks.shared.processes.signals import END_SIGNAL
@@ -85,9 +86,13 @@ def _waiting(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None
     words, stream = DeviceWords(driver, page.words, probe=Field.SIDE_BYTES), driver.create_stream()
     driver.wait_at_least(stream, words.address(Field.DEVICE_GATE), DeviceGate.FORCED)
     kernels.work(stream, unit_ns)
+    passed = driver.create_event()
+    driver.record(passed, stream)
     _ready()
     signal.sigwait({END_SIGNAL})
-    words.release()
+    force_gate(page.words)  # whoever has sent that may not have opened it
+    if comes(driver, passed):
+        words.release()
 
 
 def _naive(page: Page, driver: Driver, kernels: Kernels, unit_ns: int) -> None:

@@ -7,7 +7,7 @@ Windows alternate. Before each window the device drains, so that no step feels t
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from statistics import fmean
@@ -17,7 +17,7 @@ from benchmarks.ghost.model import Timing
 from benchmarks.ghost.program import GhostShape, programs_of
 from benchmarks.gpu.fake_driver import DEFAULT_STREAM, FakeDriver
 from benchmarks.gpu.fake_torch import fake_torch
-from benchmarks.gpu.ghost_stream import RECEIVES, WAYS, StreamStage
+from benchmarks.gpu.ghost_stream import StreamStage
 from benchmarks.gpu.parts import UNIT_US, Bench, Side
 from benchmarks.shared.intervals import ratio_with_ci95
 from ds_hooks import attach
@@ -40,18 +40,6 @@ MARGIN_NS = 300_000
 MIN_BUBBLE_NS = 1_500_000
 QUANTILE = 0.4
 _PATIENCE_S = 10.0
-
-
-def ghost_stage(
-    bench: Bench, ways: Sequence[str] = WAYS, receives: Sequence[str] = RECEIVES, windows: int | None = None
-) -> Iterator[dict[str, Any]]:
-    """Run every kind of side task with every kind of receive, in so many pairs of windows."""
-    windows = windows or (QUICK_WINDOWS if bench.quick else WINDOWS)
-    for receive in receives:
-        for way in ways:
-            if way == "trials" and isinstance(bench.driver, FakeDriver):
-                continue  # real kernels need a real device
-            yield _measure(bench, way, windows, spinning=receive == "spinning")
 
 
 class Listener:
@@ -131,16 +119,15 @@ def _compute_stream(bench: Bench) -> Iterator[int]:
         yield DEFAULT_STREAM
 
 
-def _measure(bench: Bench, way: str, windows: int, *, spinning: bool) -> dict[str, Any]:
+def ghost_stage(bench: Bench, way: str, receive: str, windows: int | None = None) -> dict[str, Any]:
+    """Run one kind of side task with one kind of receive, in so many pairs of windows."""
+    windows = windows or (QUICK_WINDOWS if bench.quick else WINDOWS)
     forward_ns = int(FORWARD_MS[bench.device] * 1e6)
     timing = Timing(forward_ns=forward_ns, backward_ns=2 * forward_ns, optimizer_ns=forward_ns // 2)
-    name = f"ghost_{way}_{'spinning' if spinning else 'waiting'}"
-    folder = bench.folder / name
-    folder.mkdir()
     first = len(bench.kernels.stamps())
     programs_of(SHAPE)  # imports DeepSpeed before a fake replaces torch
     with ExitStack() as stack:
-        page = Page.open(page_path(make_private_dir(folder / "pages"), 0))
+        page = Page.open(page_path(make_private_dir(bench.folder / "stage"), 0))
         stack.callback(page.close)
         page.claim(Role.DAEMON)
         listener = Listener(page)
@@ -153,9 +140,9 @@ def _measure(bench: Bench, way: str, windows: int, *, spinning: bool) -> dict[st
             kernels=bench.kernels,
             stream=stream,
             device=bench.device,
-            spinning=spinning,
+            spinning=receive == "spinning",
             synchronize=lambda: bench.finish(stream),
-            folder=folder,
+            folder=bench.folder,
         )
         stack.enter_context(stage)
         handle = attach(stage, directory=page.path.parent, local_rank=0)
@@ -180,7 +167,7 @@ def _measure(bench: Bench, way: str, windows: int, *, spinning: bool) -> dict[st
     steps = [number for begin, end in bounds[1::2] for number in range(begin + 1, end + 1)]
     squeezed_ns = sum(listener.bubble_ns[number] for number in steps)
     fill = sum(busy_ns[1::2]) / squeezed_ns if squeezed_ns else 0.0
-    return {"scenario": name, **_figures(listener, bounds, own, side, bench), "fill": fill}
+    return {**_figures(listener, bounds, own, side, bench), "fill": fill}
 
 
 def _window(bench: Bench, stage: StreamStage, listener: Listener, stream: int, steps: int) -> int:

@@ -17,11 +17,12 @@ from typing import Any
 
 from ds_hooks.shared.cuda_driver import DriverError
 from squeezer.calibration.figures import FIGURES, Figures
+from squeezer.calibration.limited import FIGURE_LIMIT_S, end_when_asked, run_limited
 from squeezer.calibration.measured_device import LateError, MeasuredDevice
 from squeezer.calibration.mps_server import mps_server
 from squeezer.calibration.verdict_store import driver_version
 
-LIMIT_S = 40.0
+PROGRAM = "squeezer.calibration"
 
 
 def main() -> int:
@@ -45,19 +46,19 @@ def main() -> int:
         again = [*sys.argv[1:], "--one"]
         for figure in options.figures.split(","):
             start_s = time.monotonic()
-            command = [sys.executable, "-m", "squeezer.calibration", *again, "--figures", figure]
+            command = [sys.executable, "-m", PROGRAM, *again, "--figures", figure]
             try:
-                code = subprocess.run(command, env=environment, check=False, timeout=LIMIT_S).returncode
+                code = run_limited(command, environment, FIGURE_LIMIT_S)
             except subprocess.TimeoutExpired:
                 code = -1
-                _write(options, figure, {"error": f"not done within {LIMIT_S:g} s"})
+                _write(options, figure, {"error": f"not done within {FIGURE_LIMIT_S:g} s"})
             print(f"{figure}: {code}, {time.monotonic() - start_s:.1f} s", file=sys.stderr, flush=True)
             failed += code != 0
     return failed
 
 
 def _measure(options: argparse.Namespace) -> int:
-    faulthandler.dump_traceback_later(LIMIT_S - 5)
+    faulthandler.dump_traceback_later(FIGURE_LIMIT_S - 5)
     side = dict(item.split("=", 1) for item in options.side)
     with tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm") as folder:
         path = Path(folder) / "words"
@@ -81,4 +82,5 @@ def _write(options: argparse.Namespace, figure: str, row: dict[str, Any]) -> Non
 
 
 if __name__ == "__main__":
+    end_when_asked()
     sys.exit(main())

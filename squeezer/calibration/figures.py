@@ -34,7 +34,7 @@ from squeezer.calibration.peer import PROGRAM, Peer, peer, started
 Row = dict[str, Any]
 MARGINS_US = (0, 150, 500, 1500)
 """How long before the main job's data arrive the side task stops, in the figure `arrival`."""
-_FIGURE_LIMIT_S = 45.0
+_CALLS_LIMIT_S = 30.0
 _OPENS_AFTER_S = 3.0
 
 
@@ -195,7 +195,7 @@ class Figures:
         """In the process at the gate; then in the main one, while the other's host waits in `cuMemFree`."""
         with self._peer() as other:
             other.tell("call")
-            yield {"process": "side", **other.answer(_FIGURE_LIMIT_S)}
+            yield {"process": "side", **other.answer(_CALLS_LIMIT_S)}
         with self._peer() as other:
             opens = threading.Timer(_OPENS_AFTER_S, self._device.words.__setitem__, (Word.GATE, 1))
             opens.daemon = True

@@ -9,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from squeezer.calibration.limited import FIGURE_LIMIT_S, run_limited
 from squeezer.calibration.verdict import Verdict, check_quiet, judge
 from squeezer.calibration.verdict_store import keep, state_file
 
 FIGURES = ("slices", "opening", "arrival", "blocking", "words")
-LIMIT_S = 200.0
+LIMIT_S = (len(FIGURES) + 1) * FIGURE_LIMIT_S
+"""Each figure has a limit of its own, so this one strikes only if even that fails."""
 PRIORITY = "CUDA_MPS_CLIENT_PRIORITY=1"
 """Of a side task, under MPS."""
 
@@ -34,9 +36,7 @@ def measure_rows(environment: Mapping[str, str] = os.environ) -> list[dict[str, 
         file = Path(folder) / "rows.jsonl"
         command = [sys.executable, "-m", "squeezer.calibration", str(file), "--figures", ",".join(FIGURES)]
         try:
-            subprocess.run(
-                [*command, "--side", PRIORITY], env=dict(environment), check=False, timeout=LIMIT_S, capture_output=True
-            )
+            run_limited([*command, "--side", PRIORITY], environment, LIMIT_S, quiet=True)
         except subprocess.TimeoutExpired:
             raise MeasureError(f"it took longer than {LIMIT_S:g} s") from None
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []

@@ -16,6 +16,7 @@ from benchmarks.gpu.fake_calibration import Unkind, fake_device
 from benchmarks.gpu.fake_driver import FakeDriver
 from squeezer.calibration import __main__ as calibration
 from squeezer.calibration import figures as figures_module
+from squeezer.calibration import limited
 from squeezer.calibration import measure as measure_module
 from squeezer.calibration.figures import MARGINS_US, Figures
 from squeezer.calibration.measure import MeasureError, described, measure
@@ -176,18 +177,18 @@ def test_a_second_process_does_not_compute_on_when_the_first_was_killed(memory_p
 def test_a_device_that_cannot_be_measured_is_not_judged(
     rows: list[dict[str, Any]], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: list[str], **_: Any) -> None:
+    def run(command: list[str], *_: object, **__: object) -> None:
         if rows:
             Path(command[3]).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    monkeypatch.setattr(measure_module.subprocess, "run", run)  # type: ignore[attr-defined]
+    monkeypatch.setattr(measure_module, "run_limited", run)
     with pytest.raises(MeasureError, match=said):
         list(measure(mps=True, environment={"XDG_STATE_HOME": str(tmp_path)}))
     assert not (tmp_path / "bubble-squeezer").exists()
 
 
 def test_where_launches_block_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("it would hang until its limit"))
+    monkeypatch.setattr(measure_module, "run_limited", lambda *_, **__: pytest.fail("it would hang until its limit"))
     with pytest.raises(MeasureError, match="CUDA_LAUNCH_BLOCKING is 1"):
         list(measure(mps=True, environment={"CUDA_LAUNCH_BLOCKING": "1"}))
 
@@ -220,16 +221,17 @@ def test_each_row_is_on_disk_before_the_next_one_is_measured(
     assert rows_of(file)[0]["uuid"] == "GPU-1" and "the device is gone" in rows_of(file)[-1]["error"]
 
 
-def test_a_figure_that_takes_too_long_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_that_takes_too_long_ends_alone(
+    memory_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of two is held by the driver, as is its second process, where the gate is shut."""
     file = tmp_path / "rows.jsonl"
-
-    def run(command: list[str], *, timeout: float, **_: Any) -> "subprocess.CompletedProcess[bytes]":
-        if command[-1] == "slices":
-            raise subprocess.TimeoutExpired(command, timeout)
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(sys, "argv", ["", str(file), "--figures", "slices,words"])
+    monkeypatch.setattr(calibration, "PROGRAM", "tests.support.hanging_calibration")
+    monkeypatch.setattr(calibration, "FIGURE_LIMIT_S", 30.0)
+    monkeypatch.setattr(limited, "GRACE_S", 5.0)
+    monkeypatch.setattr(sys, "argv", ["", str(file), "--figures", "slices,words", "--quick"])
     assert calibration.main() == 1
-    (row,) = rows_of(file)
-    assert row["figure"] == "slices" and row["error"].startswith("not done within")
+    begun, late, words = (row for row in rows_of(file) if row["figure"] != "device")
+    assert (late["figure"], late["error"]) == ("slices", "not done within 30 s")
+    assert words["figure"] == "words" and "error" not in words
+    assert not any(map(is_alive, begun["pids"])), "nothing is left of it"

@@ -1,14 +1,20 @@
 """The GPU suite played on the fake driver: two processes, the real hooks, the real gate."""
 
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import gpu_suite
 from benchmarks.gpu import stage as gpu_stage
-from benchmarks.gpu.parts import Bench, faults, words_between_processes
+from benchmarks.gpu.parts import Bench, sigkill, words_between_processes
+from squeezer.calibration import limited
+from tests.support.sandbox import is_alive
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow]
+pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
@@ -18,19 +24,68 @@ def bench(memory_path: Path) -> Iterator[Bench]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_side_task_at_the_gate_starts_by_the_other_process_device(bench: Bench) -> None:
-    (run,) = words_between_processes(bench)
+    run = words_between_processes(bench)
     assert len(run["across_us"]) >= 10 and min(run["across_us"]) > 0
 
 
+@pytest.mark.slow
 def test_the_device_goes_on_when_a_process_is_killed_whose_stream_waits(bench: Bench) -> None:
-    assert faults(bench)[1]["goes_on"]
+    assert sigkill(bench)["goes_on"]
 
 
+@pytest.mark.slow
 def test_beside_a_ghost_stage_kernels_start_in_bubbles(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_stage, "WINDOW_STEPS", 4)
     monkeypatch.setattr(gpu_stage, "OBSERVE_STEPS", 4)
-    run = gpu_stage._measure(bench, "gate", gpu_stage.QUICK_WINDOWS, spinning=False)
+    run = gpu_stage.ghost_stage(bench, "gate", "waiting")
     assert len(run["pairs_ns"]) == gpu_stage.QUICK_WINDOWS
     # a thread that plays a stream may lose its core between the gate and the kernel behind it; naive ones: six of ten
     assert run["kernels"] > 20 and run["outside"] <= run["kernels"] / 20
+
+
+def test_a_side_task_whose_stream_waits_ends_when_it_is_asked_to(bench: Bench) -> None:
+    with bench.side("waiting") as side:
+        side.process.terminate()
+        assert side.process.wait(60) == 0
+
+
+def suite(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run the suite on the fake driver. Returns its status, and what it has written."""
+    monkeypatch.setattr(sys, "argv", ["gpu_suite", "--device", "cpu", "--quick", "--json", str(folder), *options])
+    status = gpu_suite.main()
+    return status, json.loads((folder / "gpu_suite.json").read_text())["runs"]
+
+
+@pytest.mark.parametrize("hears", [True, False])
+def test_a_figure_that_hangs_ends_alone_and_can_be_measured_later(
+    hears: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs in the driver, beside a side task at the gate; where it does not hear, Python gets no signal there."""
+    monkeypatch.setattr(limited, "GRACE_S", 60.0 if hears else 5.0)
+    monkeypatch.setenv("HANGING_FIGURE", str(tmp_path))
+    monkeypatch.setenv("HEARS", str(hears))
+    monkeypatch.setattr(gpu_suite, "ONE_FIGURE", "tests.support.hanging_figure")
+    status, runs = suite(monkeypatch, tmp_path, "--only", "faults", "--limit-s", "30")
+    hung, measured = runs
+    assert status == 1 and hung == {"scenario": "sigstop", "error": "not done within 30 s"}
+    assert measured["scenario"] == "sigkill" and measured["goes_on"]
+    pids = [int(number) for number in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2 and not any(map(is_alive, pids))
+
+    monkeypatch.setattr(gpu_suite, "ONE_FIGURE", "benchmarks.gpu.one_figure")
+    _, runs = suite(monkeypatch, tmp_path, "--only", "faults", "--resume")
+    assert sorted(run["scenario"] for run in runs) == ["sigkill", "sigstop"]
+    assert measured in runs and not any("error" in run for run in runs)
+
+
+def test_a_part_that_is_named_leaves_what_was_measured_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"scenario": "words", "device": "fake driver", "to_host_us": [1.0], "round_trip_us": [1.0], "across_us": []}
+    elsewhere = {**other, "device": "NVIDIA H200", "scenario": "sigkill", "goes_on": True}
+    (tmp_path / "gpu_suite.json").write_text(json.dumps({"runs": [other, elsewhere]}))
+    _, runs = suite(monkeypatch, tmp_path, "--only", "faults")
+    assert [run["scenario"] for run in runs] == ["words", "sigstop", "sigkill"]
+    assert runs[0] == other and {run["device"] for run in runs} == {"fake driver"}, "no other device's"

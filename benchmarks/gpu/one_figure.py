@@ -1,0 +1,81 @@
+"""One figure of `gpu_suite`, in a process of its own: a device that hangs, or a context that is lost, costs no other.
+
+`python -m benchmarks.gpu.one_figure FIGURE --device KIND --folder FOLDER` writes what it has measured, or the reason
+why not, to FOLDER/row.json.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.ghost_stream import RECEIVES, WAYS
+from benchmarks.gpu.parts import Bench, context_cost, memory, sigkill, sigstop, words_between_processes
+from squeezer.calibration.limited import end_when_asked
+
+Row = dict[str, Any]
+Measure = Callable[[Bench, int | None], Row]
+"""Takes the pairs of windows, too; None: as many as usual."""
+
+
+def _ghost(way: str, receive: str, bench: Bench, windows: int | None) -> Row:
+    from benchmarks.gpu.stage import ghost_stage  # needs pyzmq, which the figures before it do without
+
+    return ghost_stage(bench, way, receive, windows)
+
+
+def _fusion(bench: Bench, windows: int | None) -> Row:
+    from benchmarks.gpu.fusion import fusion  # needs torch and Optuna
+
+    return fusion(bench)
+
+
+def ghost_figure(way: str, receive: str) -> str:
+    """The figure of a ghost stage beside such a side task."""
+    return f"ghost_{way}_{receive}"
+
+
+def _context(way: str, bench: Bench, windows: int | None) -> Row:
+    return context_cost(bench, way)
+
+
+PARTS: dict[str, dict[str, Measure]] = {
+    "words": {"words": lambda bench, windows: words_between_processes(bench)},
+    "context": {f"context_{way}": partial(_context, way) for way in ("idle", "waiting", "naive")},
+    "ghost": {ghost_figure(way, receive): partial(_ghost, way, receive) for receive in RECEIVES for way in WAYS},
+    "memory": {"memory": lambda bench, windows: memory(bench)},
+    "faults": {
+        "sigstop": lambda bench, windows: sigstop(bench),
+        "sigkill": lambda bench, windows: sigkill(bench),
+    },
+    "fusion": {"fusion": _fusion},
+}
+"""The figures of each part, the cheapest and most decisive first."""
+FIGURES = {name: measure for figures in PARTS.values() for name, measure in figures.items()}
+NEED_A_GPU = {"memory", *(ghost_figure("trials", receive) for receive in RECEIVES)}
+ROW = "row.json"
+
+
+def main() -> None:
+    """Measure it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.one_figure", description=__doc__)
+    parser.add_argument("figure", choices=FIGURES)
+    parser.add_argument("--device", choices=("cuda", "cpu"), required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="an empty one, in memory")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--windows", type=int)
+    options = parser.parse_args()
+    try:
+        bench = Bench.open(options.device, options.folder, quick=options.quick)
+        row = {"device": bench.kernels.name, **FIGURES[options.figure](bench, options.windows)}
+        bench.close()
+    except Exception as error:  # the other figures still count
+        row = {"error": f"{type(error).__name__}: {error}"}
+    (options.folder / ROW).write_text(json.dumps(row), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    end_when_asked()
+    main()

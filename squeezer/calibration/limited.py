@@ -1,0 +1,114 @@
+"""Runs a measurement in a process of its own, with a limit: one that hangs ends alone, and leaves nothing that runs."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from ds_hooks.shared.processes.parent import die_with_parent
+from squeezer.calibration.mps import MpsError, server_of, terminate_client
+
+FIGURE_LIMIT_S = 40.0
+"""Of one figure of the calibration; the six that decide take four minutes at most."""
+GRACE_S = 10.0
+"""How long what is told to end may take; and again what it leaves."""
+_LOOK_S = 0.05
+
+
+def run_limited(command: Sequence[str], environment: Mapping[str, str], limit_s: float, *, quiet: bool = False) -> int:
+    """Run a program until it ends; then end what it has left.
+
+    A program that takes longer is asked to end (SIGTERM), so that it ends what it has started. If it does not, its MPS
+    server, if it has one, drops it before it is killed, and then what it has started is ended in the same way. If this
+    process ends, so does the program.
+
+    Args:
+        command: the program. It and what it starts are one process group.
+        environment: of both.
+        limit_s: how long it may take.
+        quiet: what it prints goes nowhere.
+
+    Returns:
+        Its exit status.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer.
+    """
+    process = subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if quiet else None,
+        stderr=subprocess.DEVNULL if quiet else None,
+        process_group=0,
+        preexec_fn=partial(die_with_parent, os.getpid()),
+    )
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        if not _has_ended(pidfd, limit_s):
+            raise subprocess.TimeoutExpired(command, limit_s)
+    finally:
+        _end(process, pidfd)
+        _end_group(process.pid)  # until it is waited for, its number means no other group
+        os.close(pidfd)
+        with suppress(subprocess.TimeoutExpired):  # the driver may keep even who is killed
+            process.wait(GRACE_S)
+    return process.returncode
+
+
+def end_when_asked() -> None:
+    """In the program: leave all `with` blocks when the limit is over."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
+
+
+def _end(process: "subprocess.Popen[bytes]", pidfd: int) -> None:
+    if _has_ended(pidfd, 0.0):
+        return
+    process.terminate()
+    if not _has_ended(pidfd, GRACE_S):
+        _drop(process.pid)
+        process.kill()
+        _has_ended(pidfd, GRACE_S)
+
+
+def _has_ended(pidfd: int, within_s: float) -> bool:
+    return bool(select.select([pidfd], [], [], within_s)[0])
+
+
+def _end_group(group: int) -> None:
+    """End what the leader of a group has left: it sees the leader's end, is asked to end, is killed."""
+    for number in (0, signal.SIGTERM, signal.SIGKILL):
+        if number == signal.SIGKILL:
+            for pid in _members(group):
+                _drop(pid)
+        with suppress(ProcessLookupError):
+            os.killpg(group, number)
+        end_s = time.monotonic() + GRACE_S
+        while _members(group) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        if not _members(group):
+            return
+
+
+def _drop(pid: int) -> None:
+    """Let its MPS server drop a process, so that its death is no fault of that server."""
+    with suppress(MpsError):
+        terminate_client(server_of(pid), pid, lambda: None)
+
+
+def _members(group: int) -> list[int]:
+    """Those of the group that have not ended."""
+    found = []
+    for entry in os.listdir("/proc"):
+        with suppress(OSError):
+            if entry.isdecimal():
+                state, _, its_group = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:3]
+                if state not in "ZX" and int(its_group) == group:
+                    found.append(int(entry))
+    return found

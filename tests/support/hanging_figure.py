@@ -1,0 +1,35 @@
+"""`benchmarks.gpu.one_figure` whose figure `sigstop` hangs, in the driver and beside a side task at the gate."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import one_figure
+from benchmarks.gpu.parts import Bench
+from ds_hooks.shared.cuda_driver import DeviceWords
+from ds_hooks.shared.page.layout import Field
+from squeezer.calibration.limited import end_when_asked
+
+
+def hang(bench: Bench, windows: int | None) -> dict[str, Any]:
+    """Wait for a word that nobody writes."""
+    if os.environ["HEARS"] == "False":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    stream = bench.driver.create_stream()
+    words = DeviceWords(bench.driver, bench.page.words, probe=Field.PROBE)
+    with bench.side("waiting") as side:
+        Path(os.environ["HANGING_FIGURE"], "pids").write_text(f"{os.getpid()} {side.process.pid}")
+        bench.driver.wait_at_least(stream, words.address(Field.PROBE), 7)
+        event = bench.driver.create_event()
+        bench.driver.record(event, stream)
+        while not bench.driver.is_done(event):
+            time.sleep(0.01)
+    return {}
+
+
+if __name__ == "__main__":
+    end_when_asked()
+    one_figure.FIGURES["sigstop"] = hang
+    one_figure.main()
