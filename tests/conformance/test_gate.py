@@ -332,6 +332,35 @@ def test_a_first_launch_that_loads_behind_its_own_wait_comes_through(
         main.close()
 
 
+def test_a_first_launch_in_a_unit_that_became_too_long_for_every_bubble_comes_through(
+    lazy: LazyCuda, main: MainJob, page: Page
+) -> None:
+    learn(lazy, main)
+    main.due(100)
+    lazy.gate.enter(0)
+    main.play(*[(5, 6, 6)] * 100)
+    rescue = threading.Timer(20, force_gate, (page.words,))
+    rescue.start()
+    lazy.work(29)  # a kernel that this unit has not launched yet
+    rescue.cancel()
+    with pytest.raises(GateError, match="too long for every bubble"):
+        lazy.gate.settle()
+    main.join()
+    assert len(lazy.spans()) == 3
+
+
+def test_kernels_of_units_that_come_later_are_loaded_in_bubbles_too(lazy: LazyCuda, main: MainJob) -> None:
+    units = ["a", "validation", "optimizer"]
+    lazy.gate.use(units, 1)
+    main.play(*[(30, 60, 60)] * 8)
+    for number in (0, 0, 1, 0, 2, 0):
+        lazy.gate.enter(number)
+        lazy.work(2 + number)
+    lazy.gate.settle()
+    main.join()
+    assert len(lazy.spans()) == 6 and main.strays(lazy.spans()) == []
+
+
 def test_a_units_later_kernels_start_in_no_gap_between_bubbles_however_slow_its_host_is(
     main: MainJob, page: Page
 ) -> None:

@@ -2,7 +2,7 @@
 
 Each unit queues a kernel. At its end it says when they ran, in the file that `$STREAM_KERNELS` names. As on a device,
 the host learns later which trials are lost. With `$UNKIND_DRIVER` all streams share a short queue, and the first launch
-waits for the device, and so for the gate.
+of each kernel waits for the device, and so for the gate; each unit of each group has a kernel of its own.
 """
 
 import json
@@ -36,7 +36,7 @@ class BusyGate(CudaGate):
     def enter(self, unit: int) -> None:
         super().enter(unit)
         if unit != HOST_UNIT:
-            self.fake.launch(self.stream, KERNEL_NS)
+            self.fake.launch(self.stream, KERNEL_NS, f"unit {unit} of units {self._group}")
 
     fake: FakeDriver
     stream: int

@@ -143,10 +143,13 @@ class ShallowCuda(FakeCuda):
 
 
 class LazyCuda(FakeCuda):
-    """The first launch of a kernel waits until the device has nothing to do."""
+    """The first launch of a kernel waits until the device has nothing to do; each length of work is another kernel."""
 
     def driver_of(self) -> FakeDriver:
         return FakeDriver(loads_lazily=True)
+
+    def work(self, ms: int) -> None:
+        self.driver.launch(self.stream, ms * MS, f"{ms} ms")
 
 
 class Streams(Kind, Protocol):
