@@ -38,6 +38,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuStreamWaitValue32": (c_void_p, c_uint64, c_uint32, c_uint),
     "cuStreamBatchMemOp": (c_void_p, c_uint, POINTER(c_uint64), c_uint),
     "cuMemAlloc": (POINTER(c_uint64), c_size_t),
+    "cuMemFree": (c_uint64,),
     "cuMemsetD8": (c_uint64, c_ubyte, c_size_t),
     "cuModuleLoadData": (POINTER(c_void_p), c_char_p),
     "cuModuleGetFunction": (POINTER(c_void_p), c_void_p, c_char_p),
@@ -199,3 +200,11 @@ def test_kernels_are_launched_with_their_parameters_and_calibrated(library: Libr
     kernels.receive(5, 1 << 41, 9)
     *_, (_, *sizes, stream, values, _) = library.named("cuLaunchKernel")
     assert sizes == [4, 1, 1, 32, 1, 1, 0] and values == [1 << 41, 9]
+
+
+def test_kernels_give_back_what_the_device_can_reach_so_that_others_may_register_there(library: Library) -> None:
+    kernels = CudaKernels(CudaDriver())
+    kernels.close()
+    registered = [address for address, *_ in library.named("cuMemHostRegister")]
+    assert registered and sorted(registered) == sorted(address for (address,) in library.named("cuMemHostUnregister"))
+    assert len(library.named("cuMemFree")) == len(library.named("cuMemAlloc")) == 1

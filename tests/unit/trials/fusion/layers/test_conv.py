@@ -1,16 +1,18 @@
 """Convolutions in each of their ways, and how a way is chosen."""
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.support.fused_and_solo import assert_fused_is_solo
+from tests.support.fused_and_solo import RecordingGate, ToyStudy, assert_fused_is_solo, members
 from tests.support.layer_cases import LAYERS, batches, before
+from trials import TrialGroup
 from trials.fusion import autotune
+from trials.fusion.layers import conv, recurrent
 from trials.fusion.layers.conv import FusedConv
 from trials.fusion.rows import Rows, stack_parameters
 
@@ -179,16 +181,41 @@ def test_on_a_device_each_run_waits_for_a_bubble_of_its_own(monkeypatch: pytest.
     assert asked[-1] == "ask", "what follows in the unit waits, too"
 
 
-def test_a_layer_measures_its_ways_through_its_groups_gate(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    modules = [nn.Conv2d(2, 2, 1) for _ in range(2)]
-    parameters = {name: stack_parameters([getattr(m, name) for m in modules]) for name in ("weight", "bias")}
-    rows = Rows(parameters, {}, {}, {}, [torch.Generator() for _ in modules], [""] * len(modules))
-    rows.again, rows.settle = (lambda: asked.append("again")), (lambda: asked.append("settle"))
-    layer = FusedConv(modules[0], "")
-    layer.bind(rows)
-    layer.turns.again(), layer.turns.settle()
-    assert asked == ["again", "settle"]
+class Sequences(nn.Module):
+    """A recurrent layer, as one of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x)[0].flatten(1)
+
+
+@pytest.mark.parametrize(
+    ("module", "make"),
+    [(conv, lambda n: nn.Sequential(nn.Conv1d(4, 2, 1), nn.Flatten())), (recurrent, lambda n: Sequences())],
+    ids=["convolution", "recurrent"],
+)
+def test_a_layer_measures_its_ways_through_its_groups_gate(
+    module: ModuleType, make: Callable[[int], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, asked = RecordingGate(), []
+
+    def measure(situation: object, ways: Sequence[str], *inputs: object, turns: autotune.Turns) -> str:
+        unit, asked_before = gate.entered[-1], len(gate.entered)
+        turns.again()
+        asked.append(gate.entered[asked_before:] == [unit])
+        turns.settle()
+        return next(iter(ways))
+
+    monkeypatch.setattr(gate, "settle", lambda: asked.append(True))
+    monkeypatch.setattr(module, "choose", measure)
+    study = ToyStudy(make, "sgd", [(torch.randn(2, 4, 3), torch.zeros(2))])
+    group = TrialGroup(study, members(study, range(2)), gate)
+    asked.clear()
+    group.train_step(torch.randn(2, 4, 3), torch.zeros(2))
+    assert len(asked) >= 2 and all(asked), "the unit under way asks once more"
 
 
 def test_pinned_ways_are_not_measured() -> None:
