@@ -4,7 +4,7 @@ It prints a table of promises and whether each holds. `--device cpu` runs it on 
 suite works and nothing about a device.
 
     words     do words of a shared page pass between two processes on one device, and how fast
-    context   what a second process costs the main job: idle, waiting at the gate, or computing
+    context   what a second process costs the main job: idle, waiting at the gate, computing, or coming and going
     ghost     a ghost stage alone, and beside a side task: naive, behind the host's gate, behind the device's
     memory    how much of the device a context takes, and whether an allocator's cap holds
     faults    SIGSTOP with a deep queue; SIGKILL while a stream waits at the gate
@@ -170,8 +170,20 @@ def _ghost_promises(run: dict[str, Any]) -> Iterator[Promise]:
         "0" if ours else "",
         run["outside"] == 0 if ours else None,
     )
+    over_us = run.get("over_us", [])  # older files have none
+    most_us = f", up to {max(over_us):.0f} µs" if over_us else ""
+    yield Promise(f"{scenario}: kernels that run on after a bubble", f"{len(over_us)}{most_us}", "", None)
     if ours:
         yield _at_most(f"{scenario}: bubble start to first kernel, p50", run["resume_us"], 50, "µs")
+
+
+def _context_promises(run: dict[str, Any]) -> Iterator[Promise]:
+    way = run["scenario"].removeprefix("context_")
+    if way != "changes":
+        yield _slowdown(f"second process {way}: slowdown", run, 0.01 if way != "naive" else None)
+        return
+    for when, what in (("alone", "alone"), ("beside", "while a context comes and goes")):
+        yield Promise(f"longest gap between kernels, {what}", f"{max(run[f'{when}_gaps_us']):.0f} µs", "", None)
 
 
 def _all_promises(runs: list[dict[str, Any]]) -> Iterator[Promise]:
@@ -184,8 +196,7 @@ def _all_promises(runs: list[dict[str, Any]]) -> Iterator[Promise]:
             yield Promise("a word, device to host, p50", f"{median(run['to_host_us']):.1f} µs", "", None)
             yield Promise("a word, host to device and back, p50", f"{median(run['round_trip_us']):.1f} µs", "", None)
         elif scenario.startswith("context_"):
-            wanted = 0.01 if scenario != "context_naive" else None
-            yield _slowdown(f"second process {scenario.removeprefix('context_')}: slowdown", run, wanted)
+            yield from _context_promises(run)
         elif scenario.startswith("ghost_"):
             yield from _ghost_promises(run)
         elif scenario == "sigstop":

@@ -6,13 +6,15 @@ why not, to FOLDER/row.json.
 
 import argparse
 import json
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.ghost_stream import RECEIVES, WAYS
-from benchmarks.gpu.parts import Bench, context_cost, memory, sigkill, sigstop, words_between_processes
+from benchmarks.gpu.parts import Bench, context_changes, context_cost, memory, sigkill, sigstop, words_between_processes
 from squeezer.calibration.limited import end_when_asked
 
 Row = dict[str, Any]
@@ -43,7 +45,10 @@ def _context(way: str, bench: Bench, windows: int | None) -> Row:
 
 PARTS: dict[str, dict[str, Measure]] = {
     "words": {"words": lambda bench, windows: words_between_processes(bench)},
-    "context": {f"context_{way}": partial(_context, way) for way in ("idle", "waiting", "naive")},
+    "context": {
+        **{f"context_{way}": partial(_context, way) for way in ("idle", "waiting", "naive")},
+        "context_changes": lambda bench, windows: context_changes(bench),
+    },
     "ghost": {ghost_figure(way, receive): partial(_ghost, way, receive) for receive in RECEIVES for way in WAYS},
     "memory": {"memory": lambda bench, windows: memory(bench)},
     "faults": {
@@ -56,6 +61,24 @@ PARTS: dict[str, dict[str, Measure]] = {
 FIGURES = {name: measure for figures in PARTS.values() for name, measure in figures.items()}
 NEED_A_GPU = {"memory", *(ghost_figure("trials", receive) for receive in RECEIVES)}
 ROW = "row.json"
+METERS = "timestamp,clocks.sm,power.draw,temperature.gpu"
+"""Time, MHz, W and °C."""
+
+
+@contextmanager
+def meters(file: Path) -> Iterator[Callable[[], list[str]]]:
+    """Have the first device's own tool note its meters meanwhile, in another process.
+
+    Yields:
+        A function: the lines so far, of `METERS`; none where there is no such tool.
+    """
+    command = ["nvidia-smi", f"--query-gpu={METERS}", "--format=csv,noheader,nounits", "--id=0", "--loop-ms=500"]
+    with ExitStack() as stack:
+        out = stack.enter_context(file.open("w", encoding="utf-8"))
+        with suppress(FileNotFoundError):
+            process = stack.enter_context(subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL))
+            stack.callback(process.terminate)
+        yield lambda: file.read_text(encoding="utf-8").splitlines()
 
 
 def main() -> None:
@@ -69,7 +92,9 @@ def main() -> None:
     options = parser.parse_args()
     try:
         bench = Bench.open(options.device, options.folder, quick=options.quick)
-        row = {"device": bench.kernels.name, **FIGURES[options.figure](bench, options.windows)}
+        with meters(options.folder / "meters") as read:
+            row = {"device": bench.kernels.name, **FIGURES[options.figure](bench, options.windows)}
+        row["meters"] = read()
         bench.close()
     except Exception as error:  # the other figures still count
         row = {"error": f"{type(error).__name__}: {error}"}

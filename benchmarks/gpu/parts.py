@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -31,6 +32,7 @@ UNIT_US = {"cuda": 500.0, "cpu": 3000.0}
 PATIENCE_S = 60.0
 _END_S = 20.0
 DEEP_QUEUE = 200
+LONG_NS = 10_000_000
 ECHOES = 200
 CAP = 0.1
 _FILL_UP = """
@@ -218,6 +220,36 @@ def context_cost(bench: Bench, way: str) -> dict[str, Any]:
     slowdown, interval = ratio_with_ci95(list(zip(beside_ns, alone_ns, strict=True)))
     runs = {"alone_ns": alone_ns, "beside_ns": beside_ns}
     return {"slowdown": slowdown, "slowdown_ci95": interval, **runs}
+
+
+def context_changes(bench: Bench) -> dict[str, Any]:
+    """The gaps between kernels that are queued without a pause: alone, and while another process comes and goes."""
+    alone_us = _gaps_us(bench)
+    stream = _queue_kernels(bench)
+    begun_s = time.monotonic()
+    with bench.side("idle"):
+        started_s = time.monotonic()
+    ended_s = time.monotonic()
+    beside_us = _gaps_us(bench, stream)
+    times = {"start_s": started_s - begun_s, "end_s": ended_s - started_s}
+    return {"alone_gaps_us": alone_us, "beside_gaps_us": beside_us, **times}
+
+
+def _queue_kernels(bench: Bench) -> int:
+    """Give a stream work for longer than a process takes to start and end; as much as has room in it."""
+    stream = bench.driver.create_stream()
+    for _ in range(100 if bench.quick else 900):
+        bench.kernels.work(stream, LONG_NS)
+    return stream
+
+
+def _gaps_us(bench: Bench, stream: int | None = None) -> list[float]:
+    """The longest gaps between the kernels of a stream, by default of one without company, in µs."""
+    stream = _queue_kernels(bench) if stream is None else stream
+    bench.finish(stream)
+    bench.driver.destroy_stream(stream)
+    own = bench.kernels.stamps()[-(100 if bench.quick else 900) :]
+    return sorted(((after - before) / 1e3 for (_, before), (after, _) in pairwise(own)), reverse=True)[:20]
 
 
 def _batch_ns(bench: Bench) -> float:

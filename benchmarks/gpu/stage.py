@@ -6,6 +6,7 @@ Windows alternate. Before each window the device drains, so that no step feels t
 
 import sys
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -185,7 +186,7 @@ def _figures(
     """Figures of each pair of windows: alone, then beside the side task."""
     theirs = sorted(side.stamps())
     per_step = 2 * SHAPE.micro_batches + 1
-    pairs, bubble_ns, kernels, outside, resume_us = [], 0.0, 0, 0, []
+    pairs, bubble_ns, kernels, outside, resume_us, over_us = [], 0.0, 0, 0, [], []
     for alone, beside in zip(bounds[::2], bounds[1::2], strict=True):
         if not all(step in listener.steps for window in (alone, beside) for step in _inner(window)):
             continue  # a message was lost
@@ -196,7 +197,9 @@ def _figures(
         pairs.append((beside_ns, alone_ns))
         bubble_ns += sum(listener.bubble_ns[step] for step in _inner(beside))
         compute = own[beside[0] * per_step + per_step : beside[1] * per_step]
-        inside = [start_ns for start_ns, _ in theirs if compute[0][0] <= start_ns <= compute[-1][1]]
+        both = [(start_ns, end_ns) for start_ns, end_ns in theirs if compute[0][0] <= start_ns <= compute[-1][1]]
+        over_us += ran_over_us(both, compute)
+        inside = [start_ns for start_ns, _ in both]
         kernels += len(inside)
         outside += sum(any(begin <= start_ns < end for begin, end in compute) for start_ns in inside)
         for (_, end_ns), (begin_ns, _) in pairwise(compute):
@@ -210,9 +213,27 @@ def _figures(
         "harvest": kernels * UNIT_US[bench.device] * 1e3 / bubble_ns if bubble_ns else 0.0,
         "kernels": kernels,
         "outside": outside,
+        "over_us": over_us,
         "resume_us": resume_us,
         "pairs_ns": pairs,
     }
+
+
+def ran_over_us(side: list[tuple[int, int]], compute: list[tuple[int, int]]) -> list[float]:
+    """For how long each kernel of the side task ran on beside the main job's, of those that began in a bubble, in µs.
+
+    Args:
+        side: (start, end) of the side task's kernels, in ns.
+        compute: the same of the main job's, in order.
+    """
+    found = []
+    begins = [begin_ns for begin_ns, _ in compute]
+    for start_ns, end_ns in side:
+        after = bisect_right(begins, start_ns)
+        began_in_bubble = not after or compute[after - 1][1] <= start_ns
+        if began_in_bubble and after < len(begins) and end_ns > begins[after]:
+            found.append((end_ns - begins[after]) / 1e3)
+    return found
 
 
 def _inner(window: tuple[int, int]) -> range:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ds_hooks.shared.cuda_driver import DriverError
-from squeezer.calibration.figures import FIGURES, Figures
+from squeezer.calibration.figures import FIGURES, SHUT_S, Figures
 from squeezer.calibration.limited import FIGURE_LIMIT_S, end_when_asked, run_limited
 from squeezer.calibration.measured_device import LateError, MeasuredDevice
 from squeezer.calibration.mps_server import mps_server
@@ -46,12 +46,13 @@ def main() -> int:
         again = [*sys.argv[1:], "--one"]
         for figure in options.figures.split(","):
             start_s = time.monotonic()
+            limit_s = FIGURE_LIMIT_S + (SHUT_S if figure == "shut" else 0.0)
             command = [sys.executable, "-m", PROGRAM, *again, "--figures", figure]
             try:
-                code = run_limited(command, environment, FIGURE_LIMIT_S)
+                code = run_limited(command, environment, limit_s)
             except subprocess.TimeoutExpired:
                 code = -1
-                _write(options, figure, {"error": f"not done within {FIGURE_LIMIT_S:g} s"})
+                _write(options, figure, {"error": f"not done within {limit_s:g} s"})
             print(f"{figure}: {code}, {time.monotonic() - start_s:.1f} s", file=sys.stderr, flush=True)
             failed += code != 0
     return failed

@@ -15,12 +15,16 @@ graphs    a unit's launches one by one, and as one CUDA graph
           -> nothing: steps are recorded as graphs wherever they can be
 contexts  the main job's kernels beside a second process that does nothing
           -> whether a side task may exist
+shut      what becomes of a kernel behind a gate that stays shut for three minutes, and what the kernel's log says
+          -> nothing: bubbles may be as far apart
 """
 
 import random
+import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +38,7 @@ from squeezer.calibration.peer import PROGRAM, Peer, peer, started
 Row = dict[str, Any]
 MARGINS_US = (0, 150, 500, 1500)
 """How long before the main job's data arrive the side task stops, in the figure `arrival`."""
+SHUT_S = 180.0
 _CALLS_LIMIT_S = 30.0
 _OPENS_AFTER_S = 3.0
 
@@ -61,6 +66,7 @@ class Figures:
         self._device, self._path, self._quick, self._program = device, path, quick, program
         self._environment = dict(side_environment)
         self._draws = random.Random(0)
+        self._shut_s = SHUT_S / 4 if quick else SHUT_S
 
     def _peer(self, **environment: str) -> Any:
         return peer(self._device, self._path, {**self._environment, **environment}, self._program)
@@ -277,6 +283,25 @@ class Figures:
         again = [self._batch_us() for _ in range(self._count(20))]
         yield {"alone_us": alone, **{f"{name}_us": found for name, found in states.items()}, "alone_again_us": again}
 
+    # shut
+
+    def shut(self) -> Iterator[Row]:
+        """The side task's kernel waits for minutes, then the gate opens. The main job computes now and then."""
+        logged = driver_messages()
+        with self._peer() as other:
+            other.tell("hold", value=1)
+            other.answer()
+            end_s, batches_us = time.monotonic() + self._shut_s, []
+            while time.monotonic() < end_s:
+                batches_us.append(self._batch_us())
+                time.sleep(self._shut_s / 20)
+            self._device.words[Word.GATE] = 1
+            other.tell("gated", count=1, us=10)  # in the same stream, so behind what waits
+            came_through = len(other.answer()["stamps"]) == 1
+        after = driver_messages()
+        new = None if after is None or logged is None else after[len(logged) :]
+        yield {"shut_s": self._shut_s, "came_through": came_through, "main_us": batches_us, "kernel_log": new}
+
     def _batch_us(self) -> float:
         kernels = self._device.kernels
         first = kernels.stamp(self._device.stream)
@@ -287,8 +312,16 @@ class Figures:
         return round((kernels.times(last)[0] - kernels.times(first)[0]) / 1e3, 1)
 
 
-FIGURES: tuple[str, ...] = ("slices", "arrival", "opening", "blocking", "words", "graphs", "contexts")
+FIGURES: tuple[str, ...] = ("slices", "arrival", "opening", "blocking", "words", "graphs", "contexts", "shut")
 """The cheapest and most decisive first."""
+
+
+def driver_messages() -> list[str] | None:
+    """What NVIDIA's driver has written to the kernel's log (Xid: a fault); None: this user may not read it."""
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(["dmesg"], capture_output=True, text=True, check=True, timeout=10).stdout
+        return [line for line in said.splitlines() if "NVRM" in line]
+    return None
 
 
 def _spin_until(at_ns: int) -> None:

@@ -18,7 +18,7 @@ from squeezer.calibration import __main__ as calibration
 from squeezer.calibration import figures as figures_module
 from squeezer.calibration import limited
 from squeezer.calibration import measure as measure_module
-from squeezer.calibration.figures import MARGINS_US, Figures
+from squeezer.calibration.figures import MARGINS_US, Figures, driver_messages
 from squeezer.calibration.measure import MeasureError, described, measure
 from squeezer.calibration.measured_device import LateError, MeasuredDevice, Word
 from squeezer.calibration.peer import Peer
@@ -128,6 +128,33 @@ def test_marks_are_timed_in_every_way(
     (row,) = rows(device, memory_path / "words", monkeypatch, "words")
     ways = ("nothing", "events", "one_word_each", "batches", "two_streams")
     assert {len(row["device_us_per_bubble"][way]) for way in ways} == {REPETITIONS}
+
+
+@pytest.mark.parametrize("has_log", [True, False])
+def test_what_waits_at_a_gate_that_stays_shut_comes_through_and_the_kernels_log_is_kept(
+    has_log: bool, device: MeasuredDevice, memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged = ["[1.0] NVRM: loading"]
+    monkeypatch.setattr(figures_module, "SHUT_S", 2.0)
+    monkeypatch.setattr(figures_module, "driver_messages", lambda: [*logged] if has_log else None)
+    monkeypatch.setattr(device, "open_all", lambda: logged.append("[2.0] NVRM: Xid 31"))
+    (row,) = rows(device, memory_path / "words", monkeypatch, "shut")
+    assert row["came_through"] and row["main_us"] and row["shut_s"] == 0.5
+    assert row["kernel_log"] == (["[2.0] NVRM: Xid 31"] if has_log else None)
+
+
+def test_only_the_drivers_own_lines_are_read_of_the_kernels_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert driver_messages() is None, "there is no such tool"
+    tool = tmp_path / "dmesg"
+    tool.write_text("#!/bin/sh\necho '[1] usb 1-1'; echo '[2] NVRM: Xid (PCI:0): 31'; exit $FAILS\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("FAILS", "0")
+    assert driver_messages() == ["[2] NVRM: Xid (PCI:0): 31"]
+    monkeypatch.setenv("FAILS", "1")
+    assert driver_messages() is None, "this user may not read it"
 
 
 def test_a_second_process_that_does_not_answer_is_ended_and_named(device: MeasuredDevice, memory_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import gpu_suite
 from benchmarks.gpu import stage as gpu_stage
-from benchmarks.gpu.parts import Bench, sigkill, words_between_processes
+from benchmarks.gpu.parts import Bench, context_changes, sigkill, words_between_processes
 from squeezer.calibration import limited
 from tests.support.sandbox import is_alive
 
@@ -49,6 +49,12 @@ def test_a_side_task_whose_stream_waits_ends_when_it_is_asked_to(bench: Bench) -
     with bench.side("waiting") as side:
         side.process.terminate()
         assert side.process.wait(60) == 0
+
+
+def test_gaps_are_timed_while_a_context_comes_and_goes(bench: Bench) -> None:
+    found = context_changes(bench)
+    assert len(found["alone_gaps_us"]) == len(found["beside_gaps_us"]) == 20
+    assert min(found["alone_gaps_us"] + found["beside_gaps_us"]) >= 0 < min(found["start_s"], found["end_s"])
 
 
 def suite(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:

@@ -1,12 +1,16 @@
 """Which parts of the GPU suite are measured, and for how long at most."""
 
 import argparse
+import os
+from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu.ghost_stream import RECEIVES, WAYS
-from benchmarks.gpu.one_figure import FIGURES, PARTS
+from benchmarks.gpu.one_figure import FIGURES, PARTS, meters
+from benchmarks.gpu.stage import ran_over_us
 from benchmarks.gpu_suite import figures_of, limit_s
+from tests.support.sandbox import wait_for
 
 DECIDE = [name for name in FIGURES if name != "fusion"]
 
@@ -41,3 +45,25 @@ def test_each_figure_has_a_limit(figure: str) -> None:
 
 def test_all_figures_are_those_of_a_part() -> None:
     assert sum(len(figures) for figures in PARTS.values()) == len(FIGURES), "none has the name of another"
+
+
+def test_a_kernel_that_begins_in_a_bubble_and_runs_on_is_counted_with_its_time() -> None:
+    compute = [(0, 10_000), (30_000, 40_000), (60_000, 70_000)]
+    inside, over, outside, last = (12_000, 29_000), (25_000, 32_000), (35_000, 65_000), (75_000, 99_000)
+    assert ran_over_us([inside, over, outside, last], compute) == [2.0]
+    assert ran_over_us([(-5_000, 1_000)], compute) == [1.0]
+
+
+def test_clocks_and_power_are_noted_where_the_device_has_a_tool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with meters(tmp_path / "none") as read:
+        pass
+    assert read() == []
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\necho "2026/11/28, 1980, 350.1, 40 # $1"\nexec sleep 1000\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with meters(tmp_path / "some") as read:
+        (line,) = wait_for(read, "a line")
+    assert line.startswith("2026/11/28, 1980, 350.1, 40") and "power.draw" in line

@@ -117,7 +117,8 @@ def test_what_one_and_two_trials_take_tells_how_many_fit_into_the_share_and_besi
 ) -> None:
     words = [0] * 64
 
-    def try_out(study: Any, gate: Any, trials: int) -> None:
+    def try_out(study: Any, asked: Any, trials: int) -> None:
+        assert asked is gate, "the main job may have begun its steps by now"
         words[Field.SIDE_LIMIT_BYTES] = limit_bytes
         if trials == fails_at:
             raise torch.OutOfMemoryError
@@ -125,7 +126,8 @@ def test_what_one_and_two_trials_take_tells_how_many_fit_into_the_share_and_besi
     monkeypatch.setattr(devices, "try_out", try_out)
     nothing: Any = None
     page: Any = SimpleNamespace(words=words)
-    assert CudaSideDevice(0.25).rehearse(nothing, page, nothing).trials == most
+    gate: Any = object()
+    assert CudaSideDevice(0.25).rehearse(nothing, page, gate).trials == most
 
 
 def pinned(asked: list[tuple[Any, ...]]) -> int:
