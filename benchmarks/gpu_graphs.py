@@ -7,6 +7,7 @@ the device's time of a graph, and whether all weights are equal afterwards, bit 
 """
 
 import argparse
+import faulthandler
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import optuna
 import torch
 
 from benchmarks.shared.paths import ROOT
-from benchmarks.shared.results import finish, parse
+from benchmarks.shared.results import finish, kept_runs, parse, write
 from trials.gate.base import OpenGate
 from trials.side_task.devices import make_side_device
 from trials.study import Study, load_study
@@ -26,6 +27,8 @@ NAME = "gpu_graphs"
 STUDIES = {"digits": 16, "characters": 8}
 """Example -> how many trials are fused. In other examples, code of their own keeps steps ordinary."""
 MEMORY_FRACTION = 0.3
+LIMIT_S = 300.0
+"""Of a study."""
 WARM_UP_STEPS, STEPS, BATCHES = 40, 200, 8
 
 
@@ -34,13 +37,21 @@ def main() -> None:
     options: argparse.Namespace = parse(NAME, __doc__ or "")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     torch.set_num_threads(1)
-    runs = [
-        _measure(name, trials, STEPS // 8 if options.quick else STEPS)
-        for name, trials in STUDIES.items()
-        if options.only in (None, name)
-    ]
+    runs = kept_runs(options)
+    for name, trials in STUDIES.items():
+        if options.only in (None, name):
+            # a thread of C ends the process even where the driver holds Python
+            faulthandler.dump_traceback_later(LIMIT_S, exit=True)
+            runs.append(_measure(name, trials, STEPS // 8 if options.quick else STEPS))
+            faulthandler.cancel_dump_traceback_later()
+            if options.json:
+                write(NAME, options, runs, _summary(runs))
+    finish(NAME, options, runs, _summary(runs))
+
+
+def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
     figures = ("ratio", "graph_ms", "same_bits")
-    finish(NAME, options, runs, {f"{run['scenario']}_{key}": run[key] for run in runs for key in figures})
+    return {f"{run['scenario']}_{key}": run[key] for run in runs for key in figures}
 
 
 def _measure(name: str, trials: int, steps: int) -> dict[str, Any]:

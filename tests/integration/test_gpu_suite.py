@@ -45,10 +45,11 @@ def test_beside_a_ghost_stage_kernels_start_in_bubbles(bench: Bench, monkeypatch
     assert run["kernels"] > 20 and run["outside"] <= run["kernels"] / 20
 
 
-def test_a_side_task_whose_stream_waits_ends_when_it_is_asked_to(bench: Bench) -> None:
+def test_a_side_task_whose_stream_waits_lets_it_through_when_it_is_asked_to_end(bench: Bench) -> None:
     with bench.side("waiting") as side:
         side.process.terminate()
         assert side.process.wait(60) == 0
+        assert len(side.stamps()) == 1, "the kernel behind the gate"
 
 
 def test_gaps_are_timed_while_a_context_comes_and_goes(bench: Bench) -> None:
