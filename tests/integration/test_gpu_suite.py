@@ -65,7 +65,7 @@ def suite(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> tuple
     return status, json.loads((folder / "gpu_suite.json").read_text())["runs"]
 
 
-@pytest.mark.parametrize("hears", [True, False])
+@pytest.mark.parametrize("hears", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_figure_that_hangs_ends_alone_and_can_be_measured_later(
     hears: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
