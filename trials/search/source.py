@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 CODE = "squeezer_code"
 """Optuna's attribute of a study: file -> hash, of the worker that began last."""
+INSTALLED = "site-packages"
+"""The directory of packages that nobody edits."""
 
 log = own_logger(__name__)
 
@@ -30,9 +32,11 @@ def source_of(study: "Study") -> dict[str, str]:
         return {}
     folder = Path(main).resolve().parent
     files = [main, *filter(None, [getattr(module, "__file__", None) for module in [*sys.modules.values()]])]
+    # before any path is resolved, which takes a while: torch alone has a thousand files
+    ours = (each for each in map(str, files) if each.endswith(".py") and f"/{INSTALLED}/" not in each)
     found = {}
-    for file in dict.fromkeys(Path(each).resolve() for each in files):
-        if file.is_relative_to(folder) and file.suffix == ".py" and "site-packages" not in file.parts:
+    for file in dict.fromkeys(Path(each).resolve() for each in ours):
+        if file.is_relative_to(folder) and INSTALLED not in file.parts:
             with suppress(OSError):  # it was removed since
                 found[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return found

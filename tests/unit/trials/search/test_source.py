@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -71,3 +72,16 @@ def test_modules_beside_the_study_are_its_code(file: Path, caplog: pytest.LogCap
     worker.stop()
     file.rename(file.with_name("smaller.py"))
     assert "smaller.py has changed" in said(file.with_name("smaller.py"), caplog, "one")[1]
+
+
+def test_what_is_installed_below_the_study_is_not_its_code(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = file.parent / "venv" / "site-packages" / "installed.py"
+    installed.parent.mkdir(parents=True)
+    installed.touch()
+    other = file.parent / "other.py"
+    other.touch()
+    for made in (installed, other):
+        module = ModuleType(made.stem)
+        module.__file__ = str(made)
+        monkeypatch.setitem(sys.modules, f"{made.stem}_of_a_test", module)
+    assert set(source_of(load_study(file))) == {"small.py", "beside_the_study.py", "other.py"}
