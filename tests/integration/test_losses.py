@@ -12,6 +12,7 @@ from tests.support.jobs import (
     NARROW,
     PATIENT,
     SQUEEZE_ALL,
+    STEPS_ALONE,
     Ended,
     KillInBubble,
     SqueezedRun,
@@ -26,24 +27,13 @@ from tests.support.jobs import (
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
-STEPS = 40
+STEPS = STEPS_ALONE
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
     with short_directory() as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The losses without any of our code."""
-    losses = tmp_path_factory.mktemp("alone") / "losses"
-    with short_directory() as made:
-        ended = run(two_ranks(*pretrain(losses, STEPS, NARROW)), made, losses)
-    assert ended.status == 0, ended.output
-    assert len(set(ended.losses)) == STEPS, "the model learns, so no two losses are equal"
-    return ended.losses
 
 
 def squeezed(tmp_path: Path, directory: Path, *killers: KillInBubble) -> Ended:

@@ -28,6 +28,8 @@ PATIENT = str(ROOT / "tests" / "support" / "patient.py")
 """To be put before a training script, whose steps then wait until every rank has been squeezed."""
 NARROW = 64
 """A width of the example's model at which most of a step is what the hooks look at: waits and instructions."""
+STEPS_ALONE = 40
+"""How many steps' losses the fixture `alone` has."""
 STARTING_S = 300.0
 """DeepSpeed compiles an operation in its first run on a machine."""
 
