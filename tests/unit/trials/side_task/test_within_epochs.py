@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", others_slow(KINDS, ["fused", "own batches"]))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0.02, 0.9))
 def test_one_that_is_asked_to_end_loses_nothing(
     kind: str, share: float, folder: Path, tmp_path_factory: pytest.TempPathFactory
@@ -95,7 +95,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("kind", others_slow(["alone", "fused"], ["fused"]))
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0.02, 0.999))
 def test_one_that_is_killed_loses_what_was_not_saved(
     kind: str, share: float, folder: Path, tmp_path_factory: pytest.TempPathFactory
