@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 TRIALS = 3
 
 STORAGES = "{}/study.journal", "sqlite:///{}/study.db"
-CASES = [(storage, every, how) for storage, every in zip(STORAGES, (40, 200), strict=True) for how in (KILL, NO_SPACE)]
+CASES = [(storage, every, how) for storage, every in zip(STORAGES, (60, 300), strict=True) for how in (KILL, NO_SPACE)]
 
 
 @pytest.fixture(autouse=True)
