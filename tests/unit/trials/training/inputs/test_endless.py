@@ -1,5 +1,6 @@
 """Batches that go on and on are worth a word, and those of long epochs are not."""
 
+import re
 from itertools import count, islice
 
 import pytest
@@ -8,7 +9,7 @@ from tests.support.side_task_runs import Starving, make_study, run
 from trials.training.inputs import endless
 from trials.training.inputs.endless import with_an_end
 
-SAID = "Study.batches has given {} batches of epoch 3 in 0 seconds, and goes on"
+SAID = "Study.batches has given {} batches of epoch 3 in N seconds, and goes on"
 
 
 @pytest.fixture(autouse=True)
@@ -18,9 +19,10 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said; how long it took depends on the machine."""
     found = [record.getMessage().partition(";")[0] for record in caplog.records if record.name == endless.__name__]
     caplog.clear()
-    return found
+    return [re.sub(r"\d+ seconds", "N seconds", each) for each in found]
 
 
 def test_far_more_than_ever_are_worth_a_word(caplog: pytest.LogCaptureFixture) -> None:
@@ -38,7 +40,7 @@ def test_far_more_than_ever_are_worth_a_word(caplog: pytest.LogCaptureFixture) -
     assert read(60) == [], "three times as many as there were"
     assert read(70) == [SAID.format(61)]
     assert list(islice(with_an_end(study, count(), "Study.validation"), 11))[-1] == 10
-    assert said(caplog) == ["Study.validation has given 11 batches in 0 seconds, and goes on"]
+    assert said(caplog) == ["Study.validation has given 11 batches in N seconds, and goes on"]
 
 
 def test_few_of_them_may_take_long_and_many_may_be_quick(
@@ -55,4 +57,4 @@ def test_a_side_task_says_so_of_an_epoch(own: bool, caplog: pytest.LogCaptureFix
     study = make_study(own, length=lambda epoch: 3 if epoch < 2 else 12)
     run(own, Starving(()), study)
     source = "Study.trial_batches" if own else "Study.batches"
-    assert set(said(caplog)) == {f"{source} has given 11 batches of epoch 3 in 0 seconds, and goes on"}
+    assert set(said(caplog)) == {f"{source} has given 11 batches of epoch 3 in N seconds, and goes on"}
