@@ -121,7 +121,8 @@ def in_slots(own: Sequence[Slot]) -> Iterator[tuple[list[str], list[tuple[str, T
         ChangedError: the module's code replaces some, or gives them new data.
     """
     with torch.enable_grad():  # in evaluation, too, a parameter can be differentiated by
-        views = [tensor.squeeze(0) for *_, tensor in own]
+        rows = {id(tensor): tensor.squeeze(0) for *_, tensor in own}
+    views = [rows[id(tensor)] for *_, tensor in own]  # tied tensors stay one
     mark(view for view, (*_, tensor) in zip(views, own, strict=True) if isinstance(tensor, nn.Parameter))
     memory = [_memory(view) for view in views]
     before = [table[name] for table, name, _, _ in own]

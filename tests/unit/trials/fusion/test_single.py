@@ -55,6 +55,18 @@ class Last(nn.Module):
         return self.out(y[:, -1])
 
 
+class Counting(nn.Module):
+    """Tied layers; it counts its parameters, by its own code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x)) * sum(p.square().sum().exp() for p in self.parameters())
+
+
 MODELS: dict[str, Any] = {
     "layers": (lambda n: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.3), nn.Linear(5, 3)), (6, 4)),
     "convolution": (lambda n: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten()), (5, 2, 6, 6)),
@@ -64,6 +76,7 @@ MODELS: dict[str, Any] = {
     "looks at data": (lambda n: nn.Sequential(nn.Linear(6, 6), DataDependent()), (3, 6)),
     "branches": (lambda n: Branching(True), (4, 3)),
     "draws and counts": (lambda n: Noisy(), (6, 4)),
+    "counts tied parameters": (lambda n: Counting(), (6, 4)),
 }
 
 
