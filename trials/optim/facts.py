@@ -69,7 +69,9 @@ def optimizer_facts(names: Names, optimizer: torch.optim.Optimizer) -> dict[tupl
 
 def rule_of(optimizer: torch.optim.Optimizer) -> type[Rule] | None:
     """Return the rule for exactly this class. None: it runs unchanged, once per trial."""
-    plain = all(p.dtype in VECTOR_TYPES for p in parameters_of(optimizer))
+    parameters = list(parameters_of(optimizer))
+    plain = all(p.dtype in VECTOR_TYPES for p in parameters)
+    plain = plain and len({*map(id, parameters)}) == len(parameters)  # one that is named twice moves twice in a step
     settings = getattr(optimizer, "defaults", ())  # a wrapper may have set none
     numbers = all(_is_number(group.get(name)) for group in optimizer.param_groups for name in settings)
     unchanged = plain and numbers and not _hooks(optimizer) and not _replaced_in(optimizer)

@@ -1,5 +1,6 @@
 """Optimizers without a rule keep all their state, wherever it lies, in all that happens to a trial."""
 
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -41,7 +42,13 @@ def with_hook(n: int, ps: Iterable[Any]) -> torch.optim.Optimizer:
     return made
 
 
-OWN: dict[str, Make] = {**OWN_OPTIMIZERS, "a hook": with_hook}
+def twice(n: int, ps: Iterable[Any]) -> torch.optim.Optimizer:
+    own = list(ps)
+    with warnings.catch_warnings(action="ignore"):
+        return torch.optim.AdamW([*own, own[0]], lr=0.01 * (n + 1))
+
+
+OWN: dict[str, Make] = {**OWN_OPTIMIZERS, "a hook": with_hook, "a parameter twice": twice}
 
 
 def model(n: int) -> nn.Module:
