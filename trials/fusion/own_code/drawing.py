@@ -31,4 +31,4 @@ def may_draw_unseen(function: Any) -> bool:
     return isinstance(function, OpOverloadPacket) and not function._qualified_op_name.startswith(_OF_PYTORCH)
 
 
-_OF_PYTORCH = ("aten::", "prim::", "prims::")
+_OF_PYTORCH = ("aten::", "prim::", "prims::", "profiler::")
