@@ -196,7 +196,10 @@ class Forward:
         once = self._rows.once
         if not once:
             return self._run(args, kwargs, per_trial)
-        restore = None if self._settled else saved(self._rows.buffers, self._rows.generators)
+        restore = None
+        if not self._settled:  # a forward that writes to some frozen parameters may write to others, too
+            own = {name: p.detach() for name, p in self._rows.parameters.items() if name not in once}
+            restore = saved({**own, **self._rows.buffers}, self._rows.generators)
         try:
             output = self._run(args, kwargs, per_trial)
         except WrittenError as error:

@@ -165,3 +165,27 @@ def test_forward_that_trains_what_was_frozen() -> None:
     study = study_of(lambda n: Adapted(thaw))
     with pytest.raises(FuseError, match=r"requires_grad|trains a parameter"):
         train(group_of(study), study)
+
+
+class Taught(nn.Module):
+    """A teacher of which trials have some parameters in common from the start, and others not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pupil, self.teacher = (nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).double() for _ in range(2))
+        self.teacher.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                for own, other in zip(self.teacher.parameters(), self.pupil.parameters(), strict=True):
+                    own.lerp_(other, 0.1)
+        return self.pupil(x) - self.teacher(x)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_is_not_in_common_is_put_back_too(size: int) -> None:
+    study = study_of(lambda n: Taught())
+    group = group_of(study, size)
+    train(group, study)
+    assert_alone(group, study)
