@@ -16,7 +16,7 @@ from trials.fusion.own_code.inner import note_order
 from trials.fusion.own_code.mapped import Mapped
 from trials.fusion.own_code.streams import saved
 from trials.fusion.own_code.trees import apart, dims_of, heads
-from trials.fusion.registry import Layer, label
+from trials.fusion.registry import Layer, label, replaced_function
 from trials.fusion.rows import Rows, Vectors
 from trials.fusion.shared_base import WrittenError
 from trials.fusion.units import LayerUnits, Units
@@ -59,7 +59,7 @@ class Whole:
         self._own = LayerUnits(units, f"{name} forward")
         self._mapped = Mapped(model, "", modes, self._own)
         self._mapped.label = name  # `model` may be a graph's code
-        self._mapped.looped = reason if way == "loop" else ""
+        self._mapped.looped = reason if way == "loop" else replaced_function()
         if method != FORWARD:
             self._mapped.module.forward = getattr(self._mapped.module, method)
             self._mapped.memo.is_allowed = False

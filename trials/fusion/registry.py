@@ -9,11 +9,12 @@ Letters in shapes: K trials, B examples in a batch; a layer's own file explains 
 import abc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from trials.fusion.errors import FuseError as FuseError
 from trials.pinned_memory import copied_to
@@ -225,6 +226,26 @@ def plain_forward(module: nn.Module) -> Callable[..., Any] | None:
     """Return the `forward` to trace instead of that of `module`, if it is a layer with one."""
     forward = FORWARDS.get(type(module))
     return None if forward is None or _replaced_in(module) else forward
+
+
+_FUNCTIONS = {
+    home: [(name, own) for name, own in vars(home).items() if isinstance(own, kinds) and not name.startswith("_")]
+    for home, kinds in ((functional, (FunctionType, BuiltinFunctionType)), (torch, BuiltinFunctionType))
+}
+"""What layers, and code between them, compute with."""
+
+
+def replaced_function() -> str:
+    """Return which function of PyTorch's others have replaced for the whole process, or nothing.
+
+    Rules and graphs would compute by the original, and the function modes of a `vmap` would call the other one twice.
+    """
+    for home, functions in _FUNCTIONS.items():
+        now = vars(home)
+        for name, function in functions:
+            if now.get(name) is not function:
+                return f"{home.__name__}.{name} is not PyTorch's own here"
+    return ""
 
 
 def _code_of(module_type: type[nn.Module]) -> dict[str, Callable[..., Any]]:

@@ -18,7 +18,7 @@ from trials.fusion.graph.module_attributes import ModuleAttributes
 from trials.fusion.graph.trace import FORWARD, describe, drop_constants, modes, trace
 from trials.fusion.layers.conv import refuse_own_orders
 from trials.fusion.layers.memory_order import kept_order
-from trials.fusion.registry import FuseError, Layer, find, has_hooks, instead_of_hooks, label, refuse
+from trials.fusion.registry import FuseError, Layer, find, has_hooks, instead_of_hooks, label, refuse, replaced_function
 from trials.fusion.rows import Rows, Vectors, stack_parameters
 
 Facts = dict[tuple[str, str], Hashable]
@@ -77,6 +77,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
     graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)
     unchanged, plain, kept = Unchanged(model), Untouched(model), ModuleAttributes(model)
     codes: Codes = {}
+    untraced = untraced or replaced_function()
     try:
         if not untraced:
             found = [*(trace(model, True, phase) for phase in phases), trace(model, training=False)]

@@ -30,7 +30,7 @@ from trials.fusion.own_code.together import Together
 from trials.fusion.own_code.trees import apart, hide_objects, of_row, refuse_own_kinds, stack
 from trials.fusion.own_code.values import MOST_UNLIKE, UnlikeError, Value
 from trials.fusion.own_code.varying import Varying
-from trials.fusion.registry import Layer, label, plain_forward
+from trials.fusion.registry import Layer, label, plain_forward, replaced_function
 from trials.fusion.rows import Rows, Vectors
 from trials.fusion.shared_base import Snapshot, WrittenError
 from trials.fusion.units import LayerUnits, Units
@@ -70,7 +70,7 @@ class Mapped:
         }
         for inner in self.module.modules():
             plain = plain_forward(inner)
-            if plain is not None:  # its own branches on values, which `vmap` cannot do
+            if plain is not None and not replaced_function():  # its own branches on values, which `vmap` cannot do
                 inner.forward = partial(plain, inner)
         without_data(self.module)
         self._set_modes()

@@ -73,3 +73,25 @@ def test_call_of_its_own(is_inside: bool) -> None:
         return around(Called(plain)) if is_inside else Called(plain).double()
 
     assert_fused_is_alone(ToyStudy(make, batches=batches()), 3)
+
+
+linear, dropout = nn.functional.linear, nn.functional.dropout
+attention = nn.functional.scaled_dot_product_attention
+REPLACED: dict[str, Any] = {
+    "linear": lambda x, weight, bias=None: linear(x, weight, bias) * 2,
+    "dropout": lambda x, p=0.5, training=True, inplace=False: dropout(x, p, training) + 1,
+    "scaled_dot_product_attention": lambda q, k, v: attention(q, k, v) * 2,
+}
+
+
+def attending(m: TwoLayers, x: Tensor) -> Tensor:
+    y = m.drop(m.a(x))[:, None]
+    return m.b(nn.functional.scaled_dot_product_attention(y, y, y)[:, 0])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", REPLACED)
+def test_function_of_pytorch(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A faster attention is often set so."""
+    monkeypatch.setattr(nn.functional, name, REPLACED[name])
+    assert_fused_is_alone(ToyStudy(lambda n: TwoLayers(attending).double(), batches=batches()), size)
