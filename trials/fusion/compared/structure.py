@@ -18,6 +18,7 @@ from trials.fusion.graph.module_attributes import ModuleAttributes
 from trials.fusion.graph.trace import FORWARD, describe, drop_constants, modes, trace
 from trials.fusion.layers.conv import refuse_own_orders
 from trials.fusion.layers.memory_order import kept_order
+from trials.fusion.layers.transformer import refuse_passed_over
 from trials.fusion.registry import FuseError, Layer, find, has_hooks, instead_of_hooks, label, refuse, replaced_function
 from trials.fusion.rows import Rows, Vectors, stack_parameters
 
@@ -72,6 +73,7 @@ def structure(model: nn.Module, phases: Sequence[str] = (FORWARD,), untraced: st
     _refuse_hooks(model)
     _refuse_sparse(model)
     refuse_own_orders(model)
+    refuse_passed_over(model)
     mode_tables = modes(model, training=True), modes(model, training=False)
     facts: Facts = own_forwards(model)
     graphs: tuple[fx.Graph | None, ...] = (None,) * (len(phases) + 1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from trials.fusion.errors import FuseError, refused_freezing
+from trials.fusion.errors import FuseError, RefusedError, refused_freezing
 from trials.fusion.graph.observer import is_library, is_message, source_line
 from trials.fusion.graph.surroundings import (
     as_written,
@@ -326,11 +326,26 @@ def flags(module: nn.Module) -> dict[tuple[str, int], Any]:
 
 
 def set_flags(module: nn.Module, before: dict[tuple[str, int], Any]) -> None:
-    """Set what `flags` returned."""
-    for inner in module.modules():
+    """Set what `flags` returned.
+
+    Raises:
+        RefusedError: since then the forward has made a module or a parameter.
+    """
+    for name, inner in module.named_modules():
+        if ("training", id(inner)) not in before:
+            raise _refused_new("module", name)
         inner.training = before["training", id(inner)]
-    for own in module.parameters():
+    for name, own in module.named_parameters():
+        if ("requires_grad", id(own)) not in before:
+            raise _refused_new("parameter", name)
         own.requires_grad_(before["requires_grad", id(own)])
+
+
+def _refused_new(kind: str, name: str) -> RefusedError:
+    return RefusedError(
+        f"the forward makes the {kind} '{name}', which no optimizer trains and other trials do not have; allowed: to "
+        "make it in __init__"
+    )
 
 
 def _has_no_weights(args: Any, kwargs: Any) -> bool:

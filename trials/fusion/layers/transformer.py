@@ -6,9 +6,65 @@ except that an encoder sets padded positions to zero there.
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
+from trials.fusion.errors import FuseError
 from trials.fusion.graph.tracer import recorded
 from trials.fusion.registry import forward_of
+
+_INSIDE: dict[str, type[nn.Module]] = {
+    **{"self_attn": nn.MultiheadAttention, "norm1": nn.LayerNorm, "norm2": nn.LayerNorm},
+    **{"linear1": nn.Linear, "linear2": nn.Linear},
+    **dict.fromkeys(("dropout", "dropout1", "dropout2"), nn.Module),
+}
+
+
+def refuse_passed_over(model: nn.Module) -> None:
+    """Refuse encoder layers of which PyTorch's kernel for inference computes something else than their code.
+
+    Under `vmap`, and where an audit watches, PyTorch runs the code.
+
+    Raises:
+        FuseError: there is one.
+    """
+    for path, layer in model.named_modules():
+        if isinstance(layer, nn.TransformerEncoderLayer) and _has_kernel(layer) and (name := _passed_over(layer)):
+            raise FuseError(
+                f"module '{path}' ({type(layer).__name__}): in evaluation, a kernel of PyTorch's takes the weights "
+                f"inside, and does not call '{name}' ({type(getattr(layer, name)).__name__}), so a score would leave "
+                "out what that does; allowed: torch.backends.mha.set_fastpath_enabled(False) in the study's file"
+            )
+
+
+def _has_kernel(layer: nn.TransformerEncoderLayer) -> bool:
+    """Whether PyTorch may compute a `layer` by one kernel in evaluation."""
+    attention = layer.self_attn
+    return bool(
+        torch.backends.mha.get_fastpath_enabled()
+        and layer.activation_relu_or_gelu
+        and isinstance(attention, nn.MultiheadAttention)
+        and attention.batch_first
+        and attention.in_proj_bias is not None
+        and attention._qkv_same_embed_dim
+        and attention.num_heads % 2 == 0
+        and getattr(layer.norm1, "eps", None) == getattr(layer.norm2, "eps", None)
+    )
+
+
+def _passed_over(layer: nn.TransformerEncoderLayer) -> str:
+    """Return the name of what in a `layer` does something that its kernel leaves out, or nothing."""
+    for name, kind in _INSIDE.items():
+        own = getattr(layer, name)
+        is_plain = isinstance(own, kind) and type(own).forward.__module__.startswith("torch.nn.")
+        if not is_plain or "forward" in vars(own):
+            return name
+    if layer.self_attn.bias_k is not None or layer.self_attn.add_zero_attn:
+        return "self_attn"
+    act = layer.activation
+    if layer.activation_relu_or_gelu == 1:
+        return "" if act is functional.relu or type(act) is nn.ReLU else "activation"
+    is_exact = act is functional.gelu or (type(act) is nn.GELU and act.approximate == "none")
+    return "" if is_exact else "activation"
 
 
 @forward_of(nn.TransformerEncoderLayer)

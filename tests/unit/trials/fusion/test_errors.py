@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import prune
 
 from tests.support.fused_and_solo import ToyStudy, members
@@ -49,7 +50,71 @@ def with_state_hook(n: int) -> nn.Module:
     return model
 
 
+class Late(nn.Module):
+    """It makes a part of itself when it is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.late = nn.Linear(2, 2)
+        return self.late(self.layer(x))
+
+
+def encoder_layer(name: str, own: Any) -> nn.Module:
+    """One that PyTorch's kernel for inference computes, but for its part `name`."""
+    layer = nn.TransformerEncoderLayer(4, 2, 5, batch_first=True)
+    setattr(layer, name, own)
+    return nn.Sequential(layer)
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+class AlwaysDropout(nn.Dropout):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(x, self.p)
+
+
+PASSED_OVER: dict[str, Any] = {
+    "linear1": Doubled(4, 5),
+    "dropout2": AlwaysDropout(),
+    "norm1": nn.BatchNorm1d(4),
+    "self_attn": nn.MultiheadAttention(4, 2, batch_first=True, add_zero_attn=True),
+    "activation": nn.SiLU(),
+}
+
+
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_what_a_kernel_for_inference_passes_over_is_refused(name: str) -> None:
+    def make(n: int) -> nn.Module:
+        return encoder_layer(name, PASSED_OVER[name])
+
+    with pytest.raises(FuseError, match=f"module '0'.* does not call '{name}' .*allowed: .*set_fastpath_enabled"):
+        members(ToyStudy(make), range(1))
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        members(ToyStudy(make), range(1))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_another_form_of_an_activation_is_passed_over() -> None:
+    """PyTorch takes any GELU for the exact one."""
+    layer = nn.TransformerEncoderLayer(4, 2, 5, activation=nn.GELU("tanh"), batch_first=True).eval()
+    x = torch.randn(3, 2, 4)
+    with torch.no_grad():
+        alone = layer(x)
+    assert not torch.allclose(alone, layer(x), atol=1e-7), "or there is nothing to refuse any more"
+    with pytest.raises(FuseError, match="does not call 'activation'"):
+        members(ToyStudy(lambda n: layer), range(1))
+
+
 REFUSED: dict[str, tuple[Callable[[int], nn.Module], str]] = {
+    "a late layer": (lambda n: Late(), "the forward makes the module 'late'"),
     "sparse": (lambda n: nn.Embedding(3, 2, sparse=True), "sparse=True cannot be fused; allowed: False"),
     "hooks": (with_hook, r"module '0' \(Linear\) has hooks"),
     "hooks of the whole": (with_outer_hook, r"module '' \(Sequential\) has hooks; allowed: none"),
