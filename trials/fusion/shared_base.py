@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trials.fusion.errors import FuseError, RefusedError
 
@@ -140,6 +141,10 @@ class Snapshot(TorchDispatchMode):
             raise WrittenError(changed)
 
 
+_adopted = WeakIdKeyDictionary()
+"""The parameters that have the memory of another model's by `Bases`."""
+
+
 class Bases:
     """Lets models that are built one after another hold equal frozen parameters in the same memory, while they wait."""
 
@@ -165,9 +170,22 @@ class Bases:
                 continue
             if same_bits(parameter, other):
                 parameter.data = other.data
+                _adopted[parameter] = None
                 return
             living.append((ref, memory))
         self._known[kind] = [*living, (weakref.ref(parameter), parameter.data_ptr())]
+
+
+def part(models: Iterable[nn.Module], once: Collection[str]) -> None:
+    """Give parameters that are not to be held `once` memory of their own again, where `Bases` has given them others'.
+
+    So it is in a group where some trials have equal frozen parameters, but not all.
+    """
+    for model in models:
+        for name, parameter in model.named_parameters():
+            if name not in once and parameter in _adopted:
+                parameter.data = parameter.data.clone()
+                del _adopted[parameter]
 
 
 def spread(tensor: Tensor, size: int) -> nn.Parameter:

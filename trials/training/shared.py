@@ -6,7 +6,7 @@ from torch import nn
 
 from trials.fusion.compared.structure import canonical_names
 from trials.fusion.rows import Rows
-from trials.fusion.shared_base import Bases, find, refuse_other_bits
+from trials.fusion.shared_base import Bases, find, part, refuse_other_bits
 from trials.fusion.ways import Way
 from trials.optim.several import by_phase
 from trials.study import Study
@@ -17,6 +17,7 @@ from trials.training.trial_state import TrialState
 def held_once(study: Study, members: Sequence[Member]) -> frozenset[str]:
     """Return the names of the parameters that `members`, which can be fused, are to hold once.
 
+    Others that had one memory while they waited have their own again.
     An optimizer that is not PyTorch's own may change parameters that have no gradient, so what it has is not shared.
 
     Raises:
@@ -28,7 +29,10 @@ def held_once(study: Study, members: Sequence[Member]) -> frozenset[str]:
         for optimizer in by_phase(member.optimizer).values():
             if not type(optimizer).__module__.startswith("torch.optim"):
                 apart.update(names[id(p)] for group in optimizer.param_groups for p in group["params"])
-    return find([member.model for member in members], study.shared, apart)
+    models = [member.model for member in members]
+    once = find(models, study.shared, apart)
+    part(models, once)
+    return once
 
 
 def refuse_unequal(study: Study, ours: Rows, theirs: Rows) -> None:
