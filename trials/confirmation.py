@@ -2,6 +2,8 @@
 
 The best scores of a search are too good: of many trials that are equally good, those come first that had luck with
 their seed. So the best are trained again with further seeds, which had no part in the choice, and their means count.
+The seeds are the same for all, as common random numbers: no mean is biased by that, and what a seed does to all alike,
+by its initial weights, does not decide between them.
 """
 
 from collections.abc import Mapping, Sequence

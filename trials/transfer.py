@@ -39,6 +39,9 @@ CHOICE = "squeezer_choice"
 FIRST_SEED = 1_000_000
 """Of trials that confirm others: no search has as many, so none of its seeds comes again."""
 
+SEED = "squeezer_seed"
+"""Optuna's attribute of a trial that trains a surrogate again: its seed."""
+
 _FILE = '''"""{about} `trials transfer` wrote this file."""
 
 from trials import load_study
@@ -49,7 +52,7 @@ class Made({base}, type(load_study({study!r}))):
     """{about}"""
 
     def __init__(self):
-        super().__init__(trials={trials})
+        super().__init__({given})
 '''
 
 
@@ -76,15 +79,21 @@ class Queued:
 
 
 class Confirmation(Queued):
-    """Trains the best surrogates again, each with seeds that are not the search's."""
+    """Trains the best surrogates again, with seeds that are not the search's.
 
-    def __init__(self, trials: int) -> None:
-        super().__init__(trials)
+    Args:
+        seeds: of all trials, by their numbers.
+    """
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        super().__init__(len(seeds))
         self.keep_best = 0
+        self._seeds_of_trials = seeds
 
     def seed(self, params: dict[str, Any], number: int) -> int:
         """Not the user's, which may be the same for all trials."""
-        return FIRST_SEED + number
+        known = self._seeds_of_trials
+        return known[number] if number < len(known) else FIRST_SEED + number  # added since this file was written
 
 
 class Target(Queued):
@@ -169,13 +178,13 @@ class Source:
             load_if_exists=True,
         )
 
-    def write(self, kind: str, opened: optuna.Study, base: type[Queued], about: str) -> Made:
-        """Write the file of a study of this `kind`, which trains all that is in its queue."""
-        trials = opened.get_trials(deepcopy=False)
+    def write(self, kind: str, opened: optuna.Study, base: type[Queued], about: str, given: Any) -> Made:
+        """Write the file of a study of this `kind`, which trains all that is in its queue; `base` is `given` this."""
         make_dir(self.directory)
         file = self.directory / f"{self.file.stem}_{kind}.py"
         study = str(self.file.resolve())
-        write_text(file, _FILE.format(about=about, base=base.__name__, study=study, trials=len(trials)))
+        write_text(file, _FILE.format(about=about, base=base.__name__, study=study, given=given))
+        trials = opened.get_trials(deepcopy=False)
         return Made(file, opened.study_name, all(trial.state.is_finished() for trial in trials))
 
 
@@ -228,6 +237,8 @@ def wait_for_half(study: Study, storage: str, name: str, say: Callable[[str], No
 def confirm(source: Source, top: int, wanted: int | None, seeds: int) -> tuple[Made, list[int]] | None:
     """Create the study that trains the best surrogates again; one that was there before gets the trials it lacks.
 
+    All have the same further seeds, so that what a seed does to all alike does not decide between them.
+
     Args:
         source: of the surrogates.
         top: how many targets are trained.
@@ -251,9 +262,12 @@ def confirm(source: Source, top: int, wanted: int | None, seeds: int) -> tuple[M
     for done in range(seeds):  # seed by seed: trials that begin together are of different surrogates
         for trial in candidates:
             if have[source.label(trial)] <= done:
-                opened.enqueue_trial(trial.params, user_attrs={CONFIRMS: source.label(trial)})
-    about = f"The best surrogates of {source.name}, each with {seeds} further seeds."
-    return source.write("confirm", opened, Confirmation, about), [trial.number for trial in candidates]
+                attributes = {CONFIRMS: source.label(trial), SEED: FIRST_SEED + done}
+                opened.enqueue_trial(trial.params, user_attrs=attributes)
+    about = f"The best surrogates of {source.name}, each with the same {seeds} further seeds."
+    queued = opened.get_trials(deepcopy=False)
+    given = [int(each.user_attrs.get(SEED, FIRST_SEED + each.number)) for each in queued]
+    return source.write("confirm", opened, Confirmation, about, given), [trial.number for trial in candidates]
 
 
 def confirmed(source: Source) -> list[Confirmed]:
@@ -292,7 +306,7 @@ def prepare(source: Source, choices: Sequence[Choice]) -> Prepared:
         if label not in have:
             opened.enqueue_trial(each.trial.params, user_attrs={SOURCE: label, CHOICE: each.why})
     about = f"The target of {source.name}, with the hyperparameters of its best surrogates."
-    made = source.write("target", opened, Target, about)
+    made = source.write("target", opened, Target, about, len(opened.get_trials(deepcopy=False)))
     return Prepared(made, list(choices), _zeroed(source.study, choices[0].trial))
 
 

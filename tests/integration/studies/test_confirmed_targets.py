@@ -29,12 +29,12 @@ import torch
 from narrow import Narrow
 
 class Unlucky(Narrow):
-    \"\"\"With the first of the further seeds, weights are no numbers.\"\"\"
+    \"\"\"With one rate and the first of the further seeds, weights are no numbers.\"\"\"
     direction = "minimize"
 
     def model(self, params):
         made = super().model(params)
-        if torch.initial_seed() == {seed}:
+        if torch.initial_seed() == {seed} and params["lr"] == {lr}:
             torch.nn.init.constant_(made[0].weight, float("nan"))
         return made
 
@@ -133,10 +133,11 @@ def test_the_best_are_trained_again_and_their_means_choose(tmp_path: Path, searc
 
 
 def test_one_that_fails_with_a_further_seed_is_not_chosen(tmp_path: Path) -> None:
-    studies, file = tmp_path / "studies", study_file(tmp_path, "unlucky", UNLUCKY.format(seed=FIRST_SEED))
+    studies, file = tmp_path / "studies", study_file(tmp_path, "unlucky", UNLUCKY.format(seed=FIRST_SEED, lr=0.0))
     trials("run", str(file), directory=studies)
-    printed = trials("transfer", str(file), "--top", "2", "--confirm", "3", "--seeds", "2", directory=studies)
     first = ranked(opened(studies, "unlucky"))[0]
+    study_file(tmp_path, "unlucky", UNLUCKY.format(seed=FIRST_SEED, lr=repr(first.params["lr"])))
+    printed = trials("transfer", str(file), "--top", "2", "--confirm", "3", "--seeds", "2", directory=studies)
     again = of(first.number, "unlucky", opened(studies, "unlucky-confirm").get_trials())
     assert [each.state for each in again] == [TrialState.FAIL, TrialState.COMPLETE]
     sources = [each.user_attrs[SOURCE] for each in opened(studies, "unlucky-target").get_trials()]

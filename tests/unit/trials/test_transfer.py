@@ -89,15 +89,28 @@ def test_a_study_of_the_same_name_confirms_nothing_of_another(source: Source) ->
 
 
 def test_surrogates_that_are_trained_again_have_seeds_that_the_search_has_not(source: Source) -> None:
-    begun = confirm(source, 1, 2, 1)
+    begun = confirm(source, 1, 2, 2)
     assert begun is not None
     study, params = load_study(begun[0].file), {"lr": 0.01}
-    weights = [build_member(study, number, params).model.get_parameter("0.weight") for number in (0, 1, 0)]
+    weights = [build_member(study, number, params).model.get_parameter("0.weight") for number in (0, 2, 0)]
     assert weights[0].shape == (32, 20) and torch.equal(weights[0], weights[2])
     assert not torch.equal(weights[0], weights[1])
     for number in range(source.study.trials):
         other = build_member(source.study, number, params).model.get_parameter("0.weight")
         assert not torch.equal(weights[0], other) and not torch.equal(weights[1], other)
+
+
+def test_surrogates_that_are_trained_again_share_their_seeds_also_with_those_that_come_later(source: Source) -> None:
+    confirm(source, 1, 2, 2)
+    begun = confirm(source, 1, 3, 3)  # a further surrogate, and a further seed
+    assert begun is not None
+    study = load_study(begun[0].file)
+    drawn: dict[str, set[float]] = {}
+    for trial in confirming(source):
+        weight = build_member(study, trial.number, {"lr": 0.01}).model.get_parameter("0.weight")
+        drawn.setdefault(trial.user_attrs[CONFIRMS], set()).add(weight.double().sum().item())
+    assert [len(sums) for sums in drawn.values()] == [3, 3, 3]
+    assert drawn["narrow#1"] == drawn["narrow#2"] == drawn["narrow#3"]
 
 
 OWN_SETTINGS = """
