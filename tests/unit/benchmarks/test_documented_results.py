@@ -3,9 +3,9 @@
 import json
 import re
 from collections.abc import Sequence
-from math import inf
+from math import exp, inf, log, sqrt
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from benchmarks.published_figures import raw_runs
 from benchmarks.shared.paths import RESULTS, ROOT
 from benchmarks.soak.results import read
 from benchmarks.study import table
+from benchmarks.transfer.figures import goal
+from squeezer.reports.metrics import t_quantile_975
 from squeezer.reports.yield_svg import draw_yield
 
 LATE = "late"
@@ -94,6 +96,21 @@ def test_how_well_rates_transfer() -> None:
     assert f"two seeds of the target itself: {of['spearman_ceiling']:.2f}" in text
     assert f"took {of['end_to_end_speedup']:.1f} times" in text
     assert f"95% interval from {of['end_to_end_speedup_low']:.2f}" in text
+
+
+def test_what_a_factor_of_three_would_take() -> None:
+    text = " ".join(text_of("docs/benchmarks.md").partition("**A factor of three could hardly")[2].split())
+    runs = json.loads((RESULTS / "transfer_wide.json").read_text(encoding="utf-8"))["runs"]
+    good, traces = goal(runs), [run["trace"] for run in runs if run["who"] == "optuna"]
+    first = [min((s for s, loss, _ in trace if loss <= good), default=inf) for trace in traces]
+    ends = [max(s for s, _, _ in trace) for trace in traces]
+    logs = [log(min(pair)) for pair in zip(first, ends, strict=True)]
+    assert first.count(inf) == 5 and "cuts five of them short" in text
+    assert f"its logarithm is {stdev(logs):.2f}, about a geometric mean of {exp(fmean(logs)):.0f} s" in text
+    needed_s = exp(fmean(logs) - t_quantile_975(16 - 1) * stdev(logs) / sqrt(16)) / 3
+    assert f"in 16 repeats, half an hour of them, ours would have to end within {needed_s:.0f} s" in text
+    pairs_s = [sorted(s for s, _, _ in run["trace"])[1] for run in runs if run["who"] == "ours"]
+    assert f"the first two targets, which ended after {min(pairs_s):.0f} to {max(pairs_s):.0f} s" in text
 
 
 def test_what_the_chosen_number_of_fused_trials_gains() -> None:
