@@ -15,6 +15,7 @@ from benchmarks.shared.paths import RESULTS, ROOT
 from benchmarks.soak.results import read
 from benchmarks.study import table
 from benchmarks.transfer.figures import goal
+from benchmarks.windows.modes import PLACEBO, PREEMPTIVE
 from squeezer.reports.metrics import t_quantile_975
 from squeezer.reports.yield_svg import draw_yield
 
@@ -185,6 +186,34 @@ def test_what_a_report_in_blocks_of_three_steps_says() -> None:
     said = f"shows {main['slowdown']:+.1%} ({low:+.1%} to {high:+.1%}, n = {main['slowdown_pairs']}, "
     assert said in text_of("docs/benchmarks.md")
     assert f"on another machine, {main['slowdown']:+.1%}" in " ".join(text_of("README.md").split())
+
+
+def test_what_the_transformer_pays() -> None:
+    figures, readme = summary_of("real_jobs"), " ".join(text_of("README.md").split())
+    text = " ".join(text_of("docs/benchmarks.md").split())
+    for name, said in (("gate", "the gate's share is"), ("caches", "the buffer's is"), ("work", "work costs")):
+        assert f"{said} {_percent_of(figures, f'pretrain_{name}')}" in text
+    assert figures["pretrain_slowdown_ci95"][0] > 0.01, "the README says that it is above the budget"
+    assert f"pays {figures['pretrain_slowdown']:.1%}, more than" in readme
+    assert f"in {figures['pretrain_slowdown_rounds']} random rounds" in readme
+    assert f"{figures['pretrain_gate']:.1%} for the gate" in readme
+    (steps_ms,) = (run["steps_ms"] for run in raw_runs("real_jobs") if run["scenario"] == "pretrain_cost")
+    ms = {(mode, at, round_): each for round_, mode, at, each in steps_ms}
+    rounds = {round_ for _, _, round_ in ms}
+    grows = [median(ms[PREEMPTIVE, at, of] / ms[PLACEBO, at, of] - 1 for of in rounds) for at in range(5)]
+    assert _signs(", ".join(f"{each:+.1%}" for each in grows)) + " (medians)" in text
+
+
+def test_what_a_busy_neighbour_costs() -> None:
+    figures = summary_of("neighbour")
+    text = " ".join(text_of("docs/benchmarks.md").split())
+    spins, trains, copies = (_percent_of(figures, f"{name}_slower") for name in ("spins", "trains", "copies"))
+    assert f"one that only spins does by {spins}, one that trains small models by {trains}" in text
+    assert f"one that copies memory by {copies}" in text and f"[{figures['rounds']} rounds](" in text
+    report = json.loads((RESULTS / "demo_in_blocks_of_three.json").read_text(encoding="utf-8"))
+    idle, most = report["bubbles"]["ratio"], report["bubbles"]["ratio"] * figures["spins_slower"]
+    assert f"by {figures['spins_slower']:.1%} there, and cores were idle for {idle:.0%} of that run" in text
+    assert f"which makes up to {most:.1%}" in text
 
 
 def test_how_well_the_guard_tells_a_slowdown_from_noise() -> None:
