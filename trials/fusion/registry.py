@@ -8,6 +8,7 @@ Letters in shapes: K trials, B examples in a batch; a layer's own file explains 
 
 import abc
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -228,17 +229,11 @@ def plain_forward(module: nn.Module) -> Callable[..., Any] | None:
     return None if forward is None or _replaced_in(module) else forward
 
 
-_FUNCTIONS = {
-    home: [(name, own) for name, own in vars(home).items() if isinstance(own, kinds) and not name.startswith("_")]
-    for home, kinds in ((functional, (FunctionType, BuiltinFunctionType)), (torch, BuiltinFunctionType))
-}
-"""What layers, and code between them, compute with."""
-
-
 def replaced_function() -> str:
     """Return which function of PyTorch's others have replaced for the whole process, or nothing.
 
-    Rules and graphs would compute by the original, and the function modes of a `vmap` would call the other one twice.
+    Rules and graphs would compute by the original, and function modes, as under a `vmap`, would call the other one
+    twice.
     """
     for home, functions in _FUNCTIONS.items():
         now = vars(home)
@@ -246,6 +241,24 @@ def replaced_function() -> str:
             if now.get(name) is not function:
                 return f"{home.__name__}.{name} is not PyTorch's own here"
     return ""
+
+
+def _is_pytorchs(function: FunctionType | BuiltinFunctionType) -> bool:
+    """Whether nobody has replaced it before this module was loaded. Decorators are Python's, too."""
+    home = function.__globals__["__name__"] if isinstance(function, FunctionType) else str(function.__module__)
+    top = home.partition(".")[0]
+    return top in ("torch", "typing_extensions") or top in sys.stdlib_module_names
+
+
+_FUNCTIONS = {
+    home: [
+        (name, own if _is_pytorchs(own) else None)
+        for name, own in vars(home).items()
+        if isinstance(own, (FunctionType, BuiltinFunctionType)) and not name.startswith("_") and hasattr(inside, name)
+    ]
+    for home, inside in ((functional, functional), (torch, torch._C._VariableFunctions))
+}
+"""What layers, and code between them, compute with."""
 
 
 def _code_of(module_type: type[nn.Module]) -> dict[str, Callable[..., Any]]:

@@ -31,7 +31,7 @@ from trials.fusion.own_code.streams import (
 )
 from trials.fusion.own_code.together import Together
 from trials.fusion.own_code.trees import PLAIN_KINDS, apart, dims_of, of_row, refuse_own_kinds
-from trials.fusion.registry import CALLS
+from trials.fusion.registry import CALLS, replaced_function
 from trials.fusion.rows import generator as stream_of
 from trials.fusion.scores import losses as _losses  # noqa: F401 - fills the table of calls
 from trials.fusion.scores.derivatives import apart_from_others
@@ -65,7 +65,8 @@ class Scalar:
         Args:
             name: for error messages.
             function: of outputs, targets and perhaps `params`.
-            way: by "rules" a pure function is traced; by "loop" none runs under `vmap`.
+            way: by "rules" a pure function is traced; by "loop", or where others have replaced a function of PyTorch's,
+                none runs under `vmap`.
             on_loop: called with the reason when one that takes hyperparameters runs once for each trial.
             prove: called before the user's own code runs for the first time, with calls of it for single trials. It
                 raises `FuseError` if the first one's result depends on the others, and returns whether to call it
@@ -73,8 +74,10 @@ class Scalar:
         """
         self._takes_params, self._on_loop, self._prove_alone = takes_params(function), on_loop, prove
         self._name, self._function = name, leaving(function, name) if self._takes_params else function
-        self._steps, self._last = _trace(function) if way == "rules" and not self._takes_params else ([], 0)
-        self._looped, self._seen, self._stepped, self._proves = way == "loop", False, False, True
+        self._looped = way == "loop" or bool(replaced_function())
+        may_trace = way == "rules" and not self._looped and not self._takes_params
+        self._steps, self._last = _trace(function) if may_trace else ([], 0)
+        self._seen, self._stepped, self._proves = False, False, True
         self._params: tuple[list[Any], Params] | None = None
         self._proven: set[object] = {()}
 

@@ -1,5 +1,7 @@
 """Models whose `forward`, or what belongs to it, is not that of their class, or not all that a call runs."""
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from tests.support.fused_and_solo import ToyStudy
 from tests.support.two_layers import TwoLayers, assert_fused_is_alone, batches, plain
 from trials import FuseError
+from trials.fusion.registry import replaced_function
 
 
 def patched(factor: float) -> TwoLayers:
@@ -95,3 +98,24 @@ def test_function_of_pytorch(name: str, size: int, monkeypatch: pytest.MonkeyPat
     """A faster attention is often set so."""
     monkeypatch.setattr(nn.functional, name, REPLACED[name])
     assert_fused_is_alone(ToyStudy(lambda n: TwoLayers(attending).double(), batches=batches()), size)
+
+
+REPLACED_FIRST = """
+from torch.nn import functional
+
+linear = functional.linear
+functional.linear = lambda *args: linear(*args)
+from trials.fusion.registry import replaced_function
+print(replaced_function())
+"""
+
+
+def test_function_that_was_replaced_before_this_package_was_loaded() -> None:
+    command = [sys.executable, "-c", REPLACED_FIRST]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.strip()
+    assert said == "torch.nn.functional.linear is not PyTorch's own here"
+
+
+def test_function_that_computes_nothing_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    assert not replaced_function()

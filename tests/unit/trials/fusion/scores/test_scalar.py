@@ -94,6 +94,21 @@ def test_scalar(name: str, own: bool) -> None:
         close(fused, alone, name)
 
 
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("name", ["cross entropy", "squares", "weighted"])
+def test_function_of_pytorch_that_is_replaced_is_called_once(
+    name: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a function mode, or traced, PyTorch's own would call the other one in its turn."""
+    for each in ("cross_entropy", "mse_loss"):
+        own = getattr(F, each)
+        monkeypatch.setattr(F, each, lambda *args, own=own, **options: own(*args, **options) * 3)
+    function = CLASSES[name][0]
+    y_KBC, t_B = torch.randn(size, 6, 3, dtype=torch.float64), torch.randint(3, (6,))
+    values_K = Scalar("Study.loss", function)(y_KBC, t_B, streams(size))
+    close(values_K, torch.stack([function(y, t_B) for y in y_KBC]), name)
+
+
 def test_state_is_read_each_time() -> None:
     own, y, t = Own(), torch.randn(2, 6, 3), torch.randint(3, (6,))
     scalar = Scalar("Study.loss", own.reads_itself)
