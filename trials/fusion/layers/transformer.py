@@ -4,31 +4,47 @@ Those branches choose a faster kernel for inference, or detect that a mask is ca
 except that an encoder sets padded positions to zero there.
 """
 
+import inspect
+from collections.abc import Mapping
+from types import FunctionType
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.dropout import _DropoutNd
 
 from trials.fusion.errors import FuseError
 from trials.fusion.graph.tracer import recorded
 from trials.fusion.registry import forward_of
 
-_INSIDE: dict[str, type[nn.Module]] = {
+_OFF_IN_EVALUATION = (_DropoutNd, nn.Identity)
+_INSIDE: dict[str, type[nn.Module] | tuple[type[nn.Module], ...]] = {
     **{"self_attn": nn.MultiheadAttention, "norm1": nn.LayerNorm, "norm2": nn.LayerNorm},
     **{"linear1": nn.Linear, "linear2": nn.Linear},
-    **dict.fromkeys(("dropout", "dropout1", "dropout2"), nn.Module),
+    **dict.fromkeys(("dropout", "dropout1", "dropout2"), _OFF_IN_EVALUATION),
 }
+_ACTIVATIONS: dict[int, tuple[Any, type[nn.Module]]] = {1: (functional.relu, nn.ReLU), 2: (functional.gelu, nn.GELU)}
+_METHODS = {name: getattr(nn.TransformerEncoderLayer, name) for name in ("_sa_block", "_ff_block")}
 
 
-def refuse_passed_over(model: nn.Module) -> None:
+def refuse_passed_over(model: nn.Module, modes: Mapping[str, bool]) -> None:
     """Refuse encoder layers of which PyTorch's kernel for inference computes something else than their code.
 
     Under `vmap`, and where an audit watches, PyTorch runs the code.
+
+    Args:
+        model: one trial's.
+        modes: path -> whether that module is in training mode while the model is evaluated.
 
     Raises:
         FuseError: there is one.
     """
     for path, layer in model.named_modules():
-        if isinstance(layer, nn.TransformerEncoderLayer) and _has_kernel(layer) and (name := _passed_over(layer)):
+        if not isinstance(layer, nn.TransformerEncoderLayer) or modes[path] or not _has_kernel(layer):
+            continue
+        on = {name for name in _INSIDE if modes.get(f"{path}.{name}" if path else name)}
+        if name := _passed_over(layer, on):
             raise FuseError(
                 f"module '{path}' ({type(layer).__name__}): in evaluation, a kernel of PyTorch's takes the weights "
                 f"inside, and does not call '{name}' ({type(getattr(layer, name)).__name__}), so a score would leave "
@@ -37,33 +53,51 @@ def refuse_passed_over(model: nn.Module) -> None:
 
 
 def _has_kernel(layer: nn.TransformerEncoderLayer) -> bool:
-    """Whether PyTorch may compute a `layer` by one kernel in evaluation."""
-    attention = layer.self_attn
+    """Whether PyTorch may compute a `layer` by one kernel in evaluation. It asks for names only, not for types."""
+    attention = getattr(layer, "self_attn", None)
+    eps = [getattr(getattr(layer, name, None), "eps", None) for name in ("norm1", "norm2")]
     return bool(
         torch.backends.mha.get_fastpath_enabled()
-        and layer.activation_relu_or_gelu
-        and isinstance(attention, nn.MultiheadAttention)
-        and attention.batch_first
-        and attention.in_proj_bias is not None
-        and attention._qkv_same_embed_dim
-        and attention.num_heads % 2 == 0
-        and getattr(layer.norm1, "eps", None) == getattr(layer.norm2, "eps", None)
+        and _may_run_pytorchs_forward(layer)
+        and getattr(layer, "activation_relu_or_gelu", 0)
+        and getattr(attention, "batch_first", False)
+        and getattr(attention, "in_proj_bias", None) is not None
+        and getattr(attention, "_qkv_same_embed_dim", False)
+        and getattr(attention, "num_heads", 1) % 2 == 0
+        and eps[0] == eps[1]
     )
 
 
-def _passed_over(layer: nn.TransformerEncoderLayer) -> str:
-    """Return the name of what in a `layer` does something that its kernel leaves out, or nothing."""
-    for name, kind in _INSIDE.items():
-        own = getattr(layer, name)
-        is_plain = isinstance(own, kind) and type(own).forward.__module__.startswith("torch.nn.")
-        if not is_plain or "forward" in vars(own):
+def _may_run_pytorchs_forward(layer: nn.TransformerEncoderLayer) -> bool:
+    """Whether it has no `forward` of its own, or one that may call PyTorch's."""
+    kind = type(layer)
+    if "forward" in vars(layer) or kind.forward is nn.TransformerEncoderLayer.forward:
+        return True
+    above = kind.__mro__[: kind.__mro__.index(nn.TransformerEncoderLayer)]
+    own = [inspect.unwrap(each) for base in above for each in vars(base).values() if isinstance(each, FunctionType)]
+    return any("forward" in getattr(getattr(each, "__code__", None), "co_names", ()) for each in own)
+
+
+def _passed_over(layer: nn.TransformerEncoderLayer, on: set[str]) -> str:
+    """Return the name of what in a `layer` does something that its kernel leaves out, or nothing.
+
+    Those in `on` are in training mode.
+    """
+    for name, method in _METHODS.items():
+        if name in vars(layer) or getattr(type(layer), name) is not method:
+            return name
+    for name, allowed in _INSIDE.items():
+        own = getattr(layer, name, None)
+        if own is None:  # its code has no use for it
+            continue
+        is_plain = isinstance(own, allowed) and type(own).forward.__module__.startswith("torch.nn.")
+        drops = name in on and getattr(own, "p", getattr(own, "dropout", 0.0)) > 0
+        if not is_plain or drops or "forward" in vars(own):
             return name
     if layer.self_attn.bias_k is not None or layer.self_attn.add_zero_attn:
         return "self_attn"
-    act = layer.activation
-    if layer.activation_relu_or_gelu == 1:
-        return "" if act is functional.relu or type(act) is nn.ReLU else "activation"
-    is_exact = act is functional.gelu or (type(act) is nn.GELU and act.approximate == "none")
+    act, (function, kind) = layer.activation, _ACTIVATIONS[layer.activation_relu_or_gelu]
+    is_exact = act is function or (type(act) is kind and getattr(act, "approximate", "none") == "none")
     return "" if is_exact else "activation"
 
 

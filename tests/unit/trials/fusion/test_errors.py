@@ -79,19 +79,46 @@ class AlwaysDropout(nn.Dropout):
         return functional.dropout(x, self.p)
 
 
-PASSED_OVER: dict[str, Any] = {
-    "linear1": Doubled(4, 5),
-    "dropout2": AlwaysDropout(),
-    "norm1": nn.BatchNorm1d(4),
-    "self_attn": nn.MultiheadAttention(4, 2, batch_first=True, add_zero_attn=True),
-    "activation": nn.SiLU(),
+class StaysOn(nn.Dropout):
+    """Monte Carlo dropout."""
+
+    def train(self, mode: bool = True) -> "StaysOn":
+        return super().train(True)
+
+
+class Wrapped(nn.Module):
+    """An adapter of attention, which answers for it, as that of `peft` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def __getattr__(self, name: str) -> Any:
+        return super().__getattr__(name) if name == "inside" else getattr(super().__getattr__("inside"), name)
+
+    def forward(self, *args: Any, **options: Any) -> tuple[Tensor, None]:
+        return self.inside(*args, **options)[0] * 2, None
+
+
+PASSED_OVER: dict[str, tuple[str, Any]] = {
+    "adapter": ("linear1", Doubled(4, 5)),
+    "dropout of its own": ("dropout2", AlwaysDropout()),
+    "dropout that stays on": ("dropout1", StaysOn()),
+    "adapter after dropout": ("dropout1", nn.Sequential(nn.Dropout(), nn.Linear(4, 4))),
+    "another norm": ("norm1", nn.BatchNorm1d(4)),
+    "attention to zeros": ("self_attn", nn.MultiheadAttention(4, 2, batch_first=True, add_zero_attn=True)),
+    "attention in a wrapper": ("self_attn", Wrapped()),
+    "another activation": ("activation", nn.SiLU()),
+    "another method": ("_ff_block", lambda x: x),
 }
 
 
-@pytest.mark.parametrize("name", PASSED_OVER)
-def test_what_a_kernel_for_inference_passes_over_is_refused(name: str) -> None:
+@pytest.mark.parametrize("case", PASSED_OVER)
+def test_what_a_kernel_for_inference_passes_over_is_refused(case: str) -> None:
+    name, own = PASSED_OVER[case]
+
     def make(n: int) -> nn.Module:
-        return encoder_layer(name, PASSED_OVER[name])
+        return encoder_layer(name, own)
 
     with pytest.raises(FuseError, match=f"module '0'.* does not call '{name}' .*allowed: .*set_fastpath_enabled"):
         members(ToyStudy(make), range(1))
@@ -100,6 +127,43 @@ def test_what_a_kernel_for_inference_passes_over_is_refused(name: str) -> None:
         members(ToyStudy(make), range(1))
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
+
+
+class Adapted(nn.TransformerEncoderLayer):
+    def _ff_block(self, x: Tensor) -> Tensor:
+        return super()._ff_block(x) * 2
+
+
+class Around(Adapted):
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) + x
+
+
+class Instead(Adapted):
+    """It has what PyTorch's lacks, and does without attention."""
+
+    def __init__(self, *sizes: Any, **options: Any) -> None:
+        super().__init__(*sizes, **options)
+        self.norm1 = self.norm2 = nn.RMSNorm(4)  # type: ignore[assignment]
+        del self.dropout1
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return self.norm2(x + self._ff_block(self.norm1(x)))
+
+
+@pytest.mark.parametrize("kind", [Adapted, Around, Instead])
+def test_a_subclass_is_refused_only_if_pytorchs_forward_may_run(kind: type[nn.TransformerEncoderLayer]) -> None:
+    layer, x = kind(4, 2, 5, batch_first=True).eval(), torch.randn(3, 2, 4)
+    with torch.no_grad():
+        alone = layer(x)
+    is_passed_over = not torch.allclose(alone, layer(x), atol=1e-4)  # with gradients the code runs
+    assert is_passed_over == (kind is not Instead)
+    study = ToyStudy(lambda n: layer)
+    if is_passed_over:
+        with pytest.raises(FuseError, match="does not call '_ff_block'"):
+            members(study, range(1))
+    else:
+        members(study, range(1))
 
 
 def test_another_form_of_an_activation_is_passed_over() -> None:
