@@ -13,7 +13,7 @@ from torch.nn import functional
 from trials.fusion.layers import linear
 from trials.fusion.layers.dropout import Masks
 from trials.fusion.own_code.streams import lent
-from trials.fusion.registry import JointLayer, call_rule, lift, rule
+from trials.fusion.registry import JointLayer, call_rule, lift, refuse, rule
 from trials.fusion.rows import Rows
 
 
@@ -112,8 +112,10 @@ class FusedMultiheadAttention(JointLayer):
     varying = ("dropout",)
 
     def __init__(self, module: nn.MultiheadAttention, path: str) -> None:
-        """See `Layer`."""
+        """See `Layer`. Its own code takes the weights of `out_proj`, and does not call it."""
         super().__init__(module, path)
+        if not {"weight", "bias"} <= module.out_proj._parameters.keys():
+            raise refuse(path, module, "out_proj", type(module.out_proj).__name__, "allowed: a layer with its weight")
         self.heads, self.batch_first, self.zero_attention = module.num_heads, module.batch_first, module.add_zero_attn
 
     def bind(self, rows: Rows) -> None:

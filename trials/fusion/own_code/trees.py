@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from trials.fusion.errors import FuseError
+from trials.fusion.layers.memory_order import as_ordered, order_of
 
 _PLAIN = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.Size)
 
@@ -129,6 +130,12 @@ def expand(value: Any, size: int) -> Any:
     return tree_map(lambda leaf: leaf.expand(size, *leaf.shape) if isinstance(leaf, Tensor) else leaf, value)
 
 
+def _stacked(tensors_K: Sequence[Tensor]) -> Tensor:
+    """Stack the trials' tensors, and keep the order in which each lies in memory, for a dropout draws in it."""
+    stacked_K, first = torch.stack(list(tensors_K)), tensors_K[0]
+    return as_ordered(stacked_K, order_of(first)) if first.layout is torch.strided else stacked_K
+
+
 def stack(values_K: Sequence[Any], owner: str) -> Any:
     """Stack the trials' values into one, whose tensors have a leading axis K.
 
@@ -142,7 +149,7 @@ def stack(values_K: Sequence[Any], owner: str) -> Any:
     shapes = {tuple((tensor.shape, tensor.dtype) for tensor in tensors) for tensors, _ in parts}
     if len(specs) > 1 or len(shapes) > 1:
         raise FuseError(f"{owner} gives tensors of different shapes for different trials; allowed: equal ones")
-    tensors = [torch.stack(own) for own in zip(*(tensors for tensors, _ in parts), strict=True)]
+    tensors = [_stacked(own) for own in zip(*(tensors for tensors, _ in parts), strict=True)]
     leaves_K = [tree_flatten(hide_objects(value, owner))[0] for value in values_K]
     plain = [leaf for leaf in zip(*leaves_K, strict=True) if not isinstance(leaf[0], (Tensor, Hidden))]
     for own in plain:

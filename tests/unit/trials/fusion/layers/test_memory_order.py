@@ -172,6 +172,30 @@ def test_layers_without_a_rule_keep_the_order() -> None:
     assert dict(group.ways())["0.ParametrizedConv2d"].startswith("loop over trials: under vmap activations lose")
 
 
+def _output_weight(attention: nn.MultiheadAttention) -> None:
+    parametrizations.weight_norm(attention.out_proj)
+
+
+def _input_weight(attention: nn.MultiheadAttention) -> None:
+    parametrizations.weight_norm(attention, "in_proj_weight")
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("change", [_input_weight, _output_weight])
+def test_layers_that_run_in_a_loop_keep_any_order(change: Callable[[nn.MultiheadAttention], None], size: int) -> None:
+    """The output of attention lies in the order of positions, examples, numbers."""
+
+    def make(n: int) -> nn.Module:
+        layer = nn.TransformerEncoderLayer(6, 2, 5, dropout=0.4, batch_first=True)
+        change(layer.self_attn)
+        return layer
+
+    group = assert_fused_is_solo(make, [x.flatten(1, 2) for x in _data()], "sgd", size=size)
+    assert dict(group.ways())["self_attn." + type(make(0).self_attn).__name__].startswith(
+        "loop" if size > 1 else "vmap"
+    )
+
+
 @pytest.mark.parametrize("draw", [lambda y: functional.dropout(y, 0.4), lambda y: y + torch.randn_like(y)])
 def test_functions_that_draw_count_as_dropout(draw: Callable[[Tensor], Tensor]) -> None:
     class Own(nn.Module):
