@@ -5,9 +5,9 @@ again, and `NAME-target` the target. They are trained, recorded and resumed like
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -258,15 +258,18 @@ def confirm(source: Source, top: int, wanted: int | None, seeds: int) -> tuple[M
     if not candidates:
         return None
     opened = source.opened("confirm")
-    have = Counter(trial.user_attrs.get(CONFIRMS) for trial in _still_valid(source, opened, CONFIRMS, candidates))
+    have: dict[str, set[int]] = {source.label(trial): set() for trial in candidates}
+    for each in _still_valid(source, opened, CONFIRMS, candidates):
+        have[each.user_attrs[CONFIRMS]].add(_seed_of(each))
     for done in range(seeds):  # seed by seed: trials that begin together are of different surrogates
         for trial in candidates:
-            if have[source.label(trial)] <= done:
-                attributes = {CONFIRMS: source.label(trial), SEED: FIRST_SEED + done}
-                opened.enqueue_trial(trial.params, user_attrs=attributes)
+            own = have[source.label(trial)]
+            if len(own) <= done:
+                seed = next(each for each in count(FIRST_SEED) if each not in own)
+                own.add(seed)
+                opened.enqueue_trial(trial.params, user_attrs={CONFIRMS: source.label(trial), SEED: seed})
     about = f"The best surrogates of {source.name}, each with the same {seeds} further seeds."
-    queued = opened.get_trials(deepcopy=False)
-    given = [int(each.user_attrs.get(SEED, FIRST_SEED + each.number)) for each in queued]
+    given = [_seed_of(each) for each in opened.get_trials(deepcopy=False)]
     return source.write("confirm", opened, Confirmation, about, given), [trial.number for trial in candidates]
 
 
@@ -308,6 +311,11 @@ def prepare(source: Source, choices: Sequence[Choice]) -> Prepared:
     about = f"The target of {source.name}, with the hyperparameters of its best surrogates."
     made = source.write("target", opened, Target, about, len(opened.get_trials(deepcopy=False)))
     return Prepared(made, list(choices), _zeroed(source.study, choices[0].trial))
+
+
+def _seed_of(trial: FrozenTrial) -> int:
+    """With which seed a trial confirms another. It is not written down where an older version has enqueued it."""
+    return int(trial.user_attrs.get(SEED, FIRST_SEED + trial.number))
 
 
 def _still_valid(

@@ -18,7 +18,7 @@ from trials.confirmation import unconfirmed
 from trials.search.optuna_study import NoStudyError
 from trials.search.storage.optuna_storage import open_storage
 from trials.training.member import build_member
-from trials.transfer import CONFIRMS, Source, confirm, confirmed, prepare, spent, wait_for_half
+from trials.transfer import CONFIRMS, FIRST_SEED, Source, confirm, confirmed, prepare, spent, wait_for_half
 
 
 def test_it_waits_for_half_of_the_trials_and_for_one_that_has_completed(tmp_path: Path) -> None:
@@ -111,6 +111,18 @@ def test_surrogates_that_are_trained_again_share_their_seeds_also_with_those_tha
         drawn.setdefault(trial.user_attrs[CONFIRMS], set()).add(weight.double().sum().item())
     assert [len(sums) for sums in drawn.values()] == [3, 3, 3]
     assert drawn["narrow#1"] == drawn["narrow#2"] == drawn["narrow#3"]
+
+
+def test_a_surrogate_has_no_seed_twice_also_if_an_older_version_has_enqueued_it(source: Source) -> None:
+    opened = source.opened("confirm")
+    for label in ("narrow#1", "narrow#2") * 2:  # their numbers were their seeds
+        opened.enqueue_trial({"lr": 0.09 if label == "narrow#1" else 0.08}, user_attrs={CONFIRMS: label})
+    begun = confirm(source, 1, 2, 4)
+    assert begun is not None
+    study, seeds = load_study(begun[0].file), dict[str, set[int]]()
+    for trial in confirming(source):
+        seeds.setdefault(trial.user_attrs[CONFIRMS], set()).add(study.seed({}, trial.number) - FIRST_SEED)
+    assert seeds == {"narrow#1": {0, 1, 2, 3}, "narrow#2": {0, 1, 2, 3}}
 
 
 OWN_SETTINGS = """
