@@ -1,6 +1,7 @@
 """By which version of a study's code its trials are trained: workers of one study may have different ones."""
 
 import hashlib
+import os
 import sys
 from collections.abc import Collection
 from contextlib import suppress
@@ -33,13 +34,19 @@ def source_of(study: "Study") -> dict[str, str]:
     folder = Path(main).resolve().parent
     files = [main, *filter(None, [getattr(module, "__file__", None) for module in [*sys.modules.values()]])]
     # before any path is resolved, which takes a while: torch alone has a thousand files
-    ours = (each for each in map(str, files) if each.endswith(".py") and f"/{INSTALLED}/" not in each)
+    ours = (each for each in map(str, files) if each.endswith(".py") and not _is_installed(each))
     found = {}
     for file in dict.fromkeys(Path(each).resolve() for each in ours):
         if file.is_relative_to(folder) and INSTALLED not in file.parts:
             with suppress(OSError):  # it was removed since
                 found[str(file.relative_to(folder))] = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return found
+
+
+def _is_installed(file: str) -> bool:
+    """Whether it is an installed package's, and no link leads there to one that is edited."""
+    home, _, path = file.partition(f"/{INSTALLED}/")
+    return bool(path) and not os.path.islink(f"{home}/{INSTALLED}/{path.partition('/')[0]}")
 
 
 def note_source(user_study: "Study", study: optuna.Study, others: Collection[str]) -> None:

@@ -85,3 +85,17 @@ def test_what_is_installed_below_the_study_is_not_its_code(file: Path, monkeypat
         module.__file__ = str(made)
         monkeypatch.setitem(sys.modules, f"{made.stem}_of_a_test", module)
     assert set(source_of(load_study(file))) == {"small.py", "beside_the_study.py", "other.py"}
+
+
+def test_what_is_edited_beside_the_study_is_its_code_though_a_link_installs_it(
+    file: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, installed = file.parent / "src" / "edited", tmp_path_factory.mktemp("venv") / "site-packages"
+    for folder in (own, installed):
+        folder.mkdir(parents=True)
+    (own / "part.py").touch()
+    (installed / "edited").symlink_to(own)
+    module = ModuleType("edited.part")
+    module.__file__ = str(installed / "edited" / "part.py")
+    monkeypatch.setitem(sys.modules, "edited.part", module)
+    assert "src/edited/part.py" in source_of(load_study(file))
