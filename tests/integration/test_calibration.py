@@ -16,7 +16,6 @@ from benchmarks.gpu.fake_calibration import Unkind, fake_device
 from benchmarks.gpu.fake_driver import FakeDriver
 from squeezer.calibration import __main__ as calibration
 from squeezer.calibration import figures as figures_module
-from squeezer.calibration import limited
 from squeezer.calibration import measure as measure_module
 from squeezer.calibration.figures import MARGINS_US, Figures, driver_messages
 from squeezer.calibration.measure import MeasureError, described, measure
@@ -25,6 +24,7 @@ from squeezer.calibration.peer import Peer
 from squeezer.calibration.verdict import QUEUE_DEPTH, Verdict, judge
 from tests.support.measured_rows import WITH_MPS as MEASURED
 from tests.support.sandbox import is_alive, wait_for
+from tests.support.struck_limits import LIMIT_S, strike_the_first
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
@@ -254,11 +254,11 @@ def test_a_figure_that_takes_too_long_ends_alone(
     """The first of two is held by the driver, as is its second process, where the gate is shut."""
     file = tmp_path / "rows.jsonl"
     monkeypatch.setattr(calibration, "PROGRAM", "tests.support.hanging_calibration")
-    monkeypatch.setattr(calibration, "FIGURE_LIMIT_S", 30.0)
-    monkeypatch.setattr(limited, "GRACE_S", 5.0)
+    monkeypatch.setattr(calibration, "FIGURE_LIMIT_S", LIMIT_S)
+    strike_the_first(monkeypatch, lambda: file.exists() and '"pids"' in file.read_text())
     monkeypatch.setattr(sys, "argv", ["", str(file), "--figures", "slices,words", "--quick"])
     assert calibration.main() == 1
     begun, late, words = (row for row in rows_of(file) if row["figure"] != "device")
-    assert (late["figure"], late["error"]) == ("slices", "not done within 30 s")
+    assert (late["figure"], late["error"]) == ("slices", f"not done within {LIMIT_S:g} s")
     assert words["figure"] == "words" and "error" not in words
     assert not any(map(is_alive, begun["pids"])), "nothing is left of it"

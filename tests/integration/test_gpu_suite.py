@@ -11,8 +11,8 @@ import pytest
 from benchmarks import gpu_suite
 from benchmarks.gpu import stage as gpu_stage
 from benchmarks.gpu.parts import Bench, context_changes, sigkill, words_between_processes
-from squeezer.calibration import limited
 from tests.support.sandbox import is_alive
+from tests.support.struck_limits import LIMIT_S, strike_the_first
 
 pytestmark = pytest.mark.integration
 
@@ -70,15 +70,16 @@ def test_a_figure_that_hangs_ends_alone_and_can_be_measured_later(
     hears: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It hangs in the driver, beside a side task at the gate; where it does not hear, Python gets no signal there."""
-    monkeypatch.setattr(limited, "GRACE_S", 60.0 if hears else 5.0)
-    monkeypatch.setenv("HANGING_FIGURE", str(tmp_path))
+    hangs = tmp_path / "hangs"
+    strike_the_first(monkeypatch, lambda: hangs.exists() and hangs.read_text(), 60.0 if hears else 0.5)
+    monkeypatch.setenv("HANGING_FIGURE", str(hangs))
     monkeypatch.setenv("HEARS", str(hears))
     monkeypatch.setattr(gpu_suite, "ONE_FIGURE", "tests.support.hanging_figure")
-    status, runs = suite(monkeypatch, tmp_path, "--only", "faults", "--limit-s", "30")
+    status, runs = suite(monkeypatch, tmp_path, "--only", "faults", "--limit-s", str(LIMIT_S))
     hung, measured = runs
-    assert status == 1 and hung == {"scenario": "sigstop", "error": "not done within 30 s"}
+    assert status == 1 and hung == {"scenario": "sigstop", "error": f"not done within {LIMIT_S:g} s"}
     assert measured["scenario"] == "sigkill" and measured["goes_on"]
-    pids = [int(number) for number in (tmp_path / "pids").read_text().split()]
+    pids = [int(number) for number in hangs.read_text().split()]
     assert len(pids) == 2 and not any(map(is_alive, pids))
 
     monkeypatch.setattr(gpu_suite, "ONE_FIGURE", "benchmarks.gpu.one_figure")

@@ -13,6 +13,7 @@ from squeezer.calibration import limited
 from squeezer.calibration.limited import run_limited
 from tests.support.fake_mps import FakeMps, fake_mps
 from tests.support.sandbox import is_alive, wait_for
+from tests.support.struck_limits import LIMIT_S, strike_the_first
 
 pytestmark = pytest.mark.integration
 
@@ -45,22 +46,10 @@ time.sleep(1000)
 """
 
 
-LIMIT_S = 1000.0
-
-
 @pytest.fixture(autouse=True)
 def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit strikes as soon as the program has begun, and then little is waited for."""
-    has_ended = limited._has_ended
-
-    def ends_soon(pidfd: int, within_s: float) -> bool:
-        if within_s == LIMIT_S:
-            wait_for(lambda: (tmp_path / "self").exists(), "the program")
-            within_s = 0.1
-        return has_ended(pidfd, within_s)
-
-    monkeypatch.setattr(limited, "_has_ended", ends_soon)
-    monkeypatch.setattr(limited, "GRACE_S", 0.5)
+    strike_the_first(monkeypatch, (tmp_path / "self").exists)
 
 
 def command(code: str, folder: Path) -> list[str]:
