@@ -9,14 +9,12 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
 from squeezer.config import GuardTable, SqueezeTable
-from squeezer.policy.actions import Action
 from squeezer.policy.events import Event, Side, SideChanged
+from squeezer.policy.plain import as_record
 from squeezer.policy.state import GateMachine, Policy
 from squeezer.records.layout import RECORD_VERSION, events_path, recorded_ranks
 from squeezer.records.reader import read_events
@@ -94,11 +92,6 @@ def _short(value: Any) -> str:
     return text if len(text) <= 200 else f"{text[:199]}…"
 
 
-def as_record(event: Event, actions: Iterable[Action]) -> dict[str, Any]:
-    """An event and what was done about it, as plain data."""
-    return {"event": _plain(event), "actions": [_plain(action) for action in actions]}
-
-
 def replay(records: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
     """(recorded, replayed) for each event of one rank's records, in order.
 
@@ -141,16 +134,6 @@ def write_golden(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def _policy(config: Mapping[str, Any]) -> Policy:
     return SqueezeTable(**config["squeeze"]).policy(GuardTable(**config["guard"]))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.name
-    if is_dataclass(value):
-        return [type(value).__name__, *(_plain(getattr(value, each.name)) for each in fields(value))]
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    return value
 
 
 def _event(plain: list[Any]) -> Event:

@@ -32,10 +32,10 @@ from squeezer.daemon.silence import Silence
 from squeezer.device import DEVICES, is_stopped, kind_of
 from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Kill, Note, PlanSlot, PlanSteps, Start, Stop
 from squeezer.policy.events import Event, JobSilent, Side, SideChanged
+from squeezer.policy.plain import as_record
 from squeezer.policy.state import GateMachine, State
 from squeezer.records.layout import RECORD_VERSION, SHARES
 from squeezer.records.writer import Recorder
-from squeezer.replay import as_record
 
 RANK_ENDS_WITHIN_S = 2.0
 

@@ -23,6 +23,7 @@ FORBIDDEN = {
     "benchmarks": ("benchmarks/study.py", "from tests.support import sandbox"),
     "benchmarks-of-hooks": ("benchmarks/study.py", "from ds_hooks import schedule"),
     "policy": ("squeezer/policy/forecast.py", "import time"),
+    "light-daemon": ("squeezer/daemon/loop.py", "import squeezer.records.reader"),
     "trials-floors": ("trials/fusion/own_code/trees.py", "import trials.training.group"),
     "gates-are-abstract": ("trials/training/group.py", "from trials.gate.cpu import CpuGate"),
     "fusion-is-plain-pytorch": ("trials/optim/adam.py", "import optuna"),
