@@ -21,6 +21,7 @@ from tests.support.jobs import (
     ds_squeeze,
     pretrain,
     run,
+    run_squeezed,
     short_directory,
     two_ranks,
 )
@@ -41,7 +42,8 @@ def squeezed(tmp_path: Path, directory: Path, *killers: KillInBubble) -> Ended:
     config.write_text(SQUEEZE_ALL)
     for killer in killers:
         killer.start()
-    ended = run(ds_squeeze(config, PATIENT, *pretrain(losses, STEPS, NARROW)), directory, losses)
+    script = PATIENT, *pretrain(losses, STEPS, NARROW)
+    ended = run_squeezed(config, tmp_path / "run", directory, losses, *script)
     assert ended.status == 0, ended.output
     for killer in killers:
         killer.join(30)

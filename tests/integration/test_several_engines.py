@@ -7,7 +7,7 @@ import pytest
 
 from squeezer.records.layout import events_path
 from squeezer.records.reader import read_details, read_events
-from tests.support.jobs import ds_squeeze, run, short_directory, units_outside_bubbles
+from tests.support.jobs import run_squeezed, short_directory, units_outside_bubbles
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.alone]
@@ -40,7 +40,7 @@ def test_the_engine_that_trains_is_squeezed_in_its_bubbles_only(
     config, found = tmp_path / "squeezer.toml", tmp_path / "found"
     config.write_text(CONFIG)
     with short_directory() as directory:
-        ended = run(ds_squeeze(config, SCRIPT, "--found", str(found), *options), directory, found)
+        ended = run_squeezed(config, tmp_path / "run", directory, found, SCRIPT, "--found", str(found), *options)
     assert ended.status == 0, ended.output
     assert "Traceback" not in ended.output and "switched off" not in ended.output, ended.output
     numbers = []

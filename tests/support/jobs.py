@@ -18,6 +18,7 @@ from pathlib import Path
 from ds_hooks.shared.page.file import Page, PageError, page_path
 from ds_hooks.shared.page.layout import Field, Role
 from ds_hooks.shared.unit_record import UNIT_RECORD
+from launch.rank import CONFIG, RUN
 from squeezer.records.layout import events_path, units_path
 from squeezer.records.reader import read_details, read_events
 from tests.support.paths import ROOT, STUDIES
@@ -113,6 +114,20 @@ def two_ranks(*arguments: str) -> list[str]:
     ]
 
 
+def run_squeezed(config: Path, records: Path, directory: Path, losses: Path, *script: str) -> Ended:
+    """Run a job and its daemons to their end as `ds_squeeze` does, but sooner: without DeepSpeed's launcher.
+
+    Args:
+        config: the squeezer file.
+        records: the run's directory.
+        directory: of pages and sockets.
+        losses: where the script writes them; it runs in that folder.
+        script: the training script, and its arguments.
+    """
+    names = {CONFIG: str(config), RUN: str(records)}
+    return run(two_ranks(str(ROOT / "launch" / "rank.py"), *script), directory, losses, **names)
+
+
 def ds_squeeze(config: Path, *arguments: str) -> list[str]:
     """Our command for two ranks."""
     return [sys.executable, "-m", "launch.ds_squeeze", "--squeezer", str(config), "--num_accelerators", "2", *arguments]
@@ -128,11 +143,11 @@ def denoise(losses: Path, steps: int) -> list[str]:
     return [str(DENOISE), "--steps", str(steps), "--width", "16", "--losses", str(losses)]
 
 
-def run(command: list[str], directory: Path, losses: Path) -> Ended:
-    """Run a job to its end."""
+def run(command: list[str], directory: Path, losses: Path, **names: str) -> Ended:
+    """Run a job to its end, and that of all that writes to its output; `names` are added to its environment."""
     done = subprocess.run(
         command,
-        env=environment(directory),
+        env={**environment(directory), **names},
         cwd=losses.parent,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
