@@ -39,8 +39,9 @@ def test_the_figures_that_decide_need_no_package_but_the_driver(bare: dict[str, 
 
 
 def test_the_suite_measures_what_it_can_and_says_what_the_rest_lacks(bare: dict[str, str], tmp_path: Path) -> None:
+    suite = "-m", "benchmarks.gpu_suite", "--device", "cpu", "--quick", "--json", str(tmp_path)
     for part, is_there in (("words", True), ("context", True), ("ghost", False)):
-        run(bare, "-m", "benchmarks.gpu_suite", "--device", "cpu", "--quick", "--only", part, "--json", str(tmp_path))
+        run(bare, *suite, "--ways", "gate", "--receives", "waiting", "--only", part)
         written = json.loads((tmp_path / "gpu_suite.json").read_text())
         errors = {found["error"] for found in written["runs"] if "error" in found}
         assert errors == (set() if is_there else {"ModuleNotFoundError: No module named zmq"})

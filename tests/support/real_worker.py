@@ -22,8 +22,7 @@ from trials.gate.base import OpenGate
 from trials.search.client import SearchClient
 from trials.search.worker import WorkerConfig
 from trials.search.worker_process import serve
-from trials.side_task import checkpoints
-from trials.side_task.scheduler import Scheduler
+from trials.side_task import checkpoints, scheduler
 
 STUDY_NAME = "real"
 
@@ -75,6 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     die_with_parent()
     checkpoints.PERIOD_S = 0.0
+    scheduler.ASK_AGAIN_S = 0.2
     study = Small(options.trials, options.epoch)
     config = WorkerConfig(
         storage=os.environ[STORAGE_VARIABLE],
@@ -85,7 +85,7 @@ def main() -> None:
         exclusive_rows=study.rows,
     )
     search = SearchClient(partial(serve, study, config, attached=lambda: False))
-    Scheduler(study, OpenGate(), search, lambda _: None, directory=options.directory).run()
+    scheduler.Scheduler(study, OpenGate(), search, lambda _: None, directory=options.directory).run()
     assert search.close()
 
 

@@ -62,7 +62,7 @@ def ran(*words: str, status: int = 0) -> "subprocess.CompletedProcess[str]":
 
 
 def told(*words: str, status: int = 0) -> tuple[str, str]:
-    """What a `trials` command that starts no worker prints and says, without a process of its own."""
+    """What a `trials` command prints and says; only its workers are processes of their own."""
     printed, said = StringIO(), StringIO()
     with redirect_stdout(printed), redirect_stderr(said):
         try:

@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ds_hooks.shared.trial_attributes import HISTORY, PARAMS, SOURCE
 from tests.support.paths import ROOT
 from tests.support.sandbox import wait_for
+from tests.support.steady_study import told
 from trials import load_study
 from trials.best_trials import best_trials, is_surrogate
 from trials.confirmation import are_near
@@ -105,8 +106,8 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_best_are_trained_again_and_their_means_choose(tmp_path: Path, searched: Path) -> None:
     studies = tmp_path / "studies"
     shutil.copytree(searched, studies)
-    wanted = ("transfer", str(NARROW), "--top", "2", "--confirm", "4", "--seeds", "2")
-    printed = trials(*wanted, directory=studies)
+    wanted = ("transfer", str(NARROW), "--top", "2", "--directory", str(studies), "--seeds", "2")
+    printed, _ = told(*wanted, "--confirm", "4")
     search, again = opened(studies, "narrow"), opened(studies, "narrow-confirm").get_trials()
     best = ranked(search)[:4]
     assert [each.user_attrs[CONFIRMS] for each in again] == [f"narrow#{each.number}" for each in best] * 2
@@ -126,7 +127,7 @@ def test_the_best_are_trained_again_and_their_means_choose(tmp_path: Path, searc
     storage = str(studies / "study.journal")
     shown = best_trials(storage, "narrow-confirm", studies / "narrow-confirm")
     assert is_surrogate(load_study(NARROW), shown[0])
-    trials("transfer", str(NARROW), "--top", "2", "--confirm", "5", "--seeds", "2", directory=studies)
+    told(*wanted, "--confirm", "5")
     more = opened(studies, "narrow-confirm").get_trials()
     assert [each.user_attrs[CONFIRMS] for each in more[8:]] == [f"narrow#{ranked(search)[4].number}"] * 2
     assert all(each.state is TrialState.COMPLETE for each in more)

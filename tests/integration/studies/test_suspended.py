@@ -35,7 +35,7 @@ def test_others_take_its_trials_over_and_it_leaves_them_alone(storage: str, sand
     def has_saved() -> bool:
         return len({file.parent for file in directory.glob("checkpoints/*/*-*.pt")}) == TRIALS
 
-    suspended = hire("suspended", epoch_s=2.0)
+    suspended = hire("suspended", epoch_s=1.0)
     wait_for(has_saved, "trials under way")
     os.killpg(suspended.pid, signal.SIGTSTP)
     wait_for(lambda: "(stopped)" in Path(f"/proc/{suspended.pid}/status").read_text(), "that it has stopped")

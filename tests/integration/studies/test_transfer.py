@@ -94,9 +94,9 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_surrogates_then_the_target(tmp_path: Path, searched: Path) -> None:
     studies = tmp_path / "studies"
     shutil.copytree(searched, studies)
-    moved = trials("transfer", str(NARROW), "--top", "2", "--save", str(tmp_path / "best"), directory=studies)
-    assert moved.returncode == 0, moved.stderr
-    assert "torch.nn.init.zeros_(model.get_parameter('4.weight'))" in moved.stdout
+    transfer = ("transfer", str(NARROW), "--top", "2", "--directory", str(studies))
+    printed, _ = told(*transfer, "--save", str(tmp_path / "best"))
+    assert "torch.nn.init.zeros_(model.get_parameter('4.weight'))" in printed
     storage = open_storage(str(studies / "study.journal"))
     surrogates = optuna.load_study(study_name="narrow", storage=storage)
     targets = optuna.load_study(study_name="narrow-target", storage=storage).get_trials()
@@ -108,11 +108,10 @@ def test_surrogates_then_the_target(tmp_path: Path, searched: Path) -> None:
     assert all(trial.state.name == "COMPLETE" for trial in targets)
     saved = max((json.loads(f.read_text()) for f in (tmp_path / "best").glob("*.json")), key=lambda each: each["score"])
     assert saved["is_surrogate"] is False
-    model = loaded(moved.stdout)
+    model = loaded(printed)
     assert model.get_parameter("2.weight").shape == (128, 128)  # the target's own size
     assert score_of(NARROW, model) == pytest.approx(saved["score"], rel=1e-5)
-    again = trials("transfer", str(NARROW), "--top", "2", "--confirm", "0", directory=studies)
-    assert again.returncode == 0, again.stderr
+    told(*transfer, "--confirm", "0")
     assert len(optuna.load_study(study_name="narrow-target", storage=storage).get_trials()) == 2
     shown, _ = told("best", str(NARROW), "--study-name", "narrow-target", "--directory", str(studies))
     assert score_of(NARROW, loaded(shown)) == pytest.approx(saved["score"], rel=1e-5)
