@@ -3,7 +3,7 @@
 import gc
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,16 @@ settings.register_profile("noisy machines", deadline=None, suppress_health_check
 settings.load_profile("noisy machines")
 
 
-def pytest_collection_finish() -> None:
-    """Keep the million objects of a collection out of each search for garbage."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the million objects of a collection out of each search for garbage, in it and after it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
