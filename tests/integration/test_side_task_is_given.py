@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import signal
 import time
 from pathlib import Path
@@ -29,14 +28,15 @@ def with_side(sandbox: Sandbox, study: str, **keys: str | float) -> Path:
 
 def test_it_is_not_given_the_jobs_identity_and_dies_before_the_job_does(sandbox: Sandbox, tmp_path: Path) -> None:
     spied = tmp_path / "spied"
-    daemon = sandbox.daemon_of(sandbox.job(), sandbox.config("spies.py"), SPIES=str(spied), **OF_THE_JOB)
+    config = with_side(sandbox, "spies.py", memory_mb=16384.0)
+    daemon = sandbox.daemon_of(sandbox.job(), config, SPIES=str(spied), **OF_THE_JOB)
     wait_for(lambda: spied.exists() and spied.read_text().endswith("}"), "the study")
     found = json.loads(spied.read_text())
     assert not OF_THE_JOB.keys() & found["environment"].keys()
     assert found["environment"]["PATH"] == os.environ["PATH"]
     for cache in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"):
         assert Path(found["environment"][cache]).is_relative_to(sandbox.run)
-    assert (found["oom_score_adj"], found["data"]) == (1000, resource.RLIM_INFINITY)
+    assert (found["oom_score_adj"], found["data"]) == (1000, 16384 << 20)
     side = sandbox.word(Field.SIDE_PROCESS)
     assert os.getpgid(side) == side and os.getsid(side) == os.getsid(daemon.pid), "a group of its own, not a session"
     search = wait_for(lambda: sandbox.word(Field.SEARCH_PROCESS), "the search worker")

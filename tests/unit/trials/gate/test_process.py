@@ -117,3 +117,32 @@ def test_a_priority_holds_for_all_threads_whenever_they_started(priority: str, e
     command = [sys.executable, "-c", PRIORITY, priority]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == str([expected] * 3)
+
+
+LIMITED = """
+import os
+from pathlib import Path
+from trials.gate.process import limit_memory
+
+(held_kb,) = (line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line[:7] == "VmData:")
+limit_memory((int(held_kb) << 10) + (64 << 20))
+
+
+def fits(megabytes):
+    try:
+        return bool(bytearray(megabytes << 20))
+    except MemoryError:
+        return False
+
+
+print(fits(16), fits(128), flush=True)
+if os.fork() == 0:
+    print(fits(16), fits(128), flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_beyond_its_limit_it_and_what_it_forks_get_no_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines() == ["True False"] * 2
