@@ -34,6 +34,9 @@ class Block(nn.Module):
     def setup(self, n: int) -> None:
         """Add what else the forward needs."""
 
+    def tie(self) -> None:
+        """Give tensors common memory. A conversion of the model to another type would untie it again."""
+
 
 COMMON: dict[str, type[Block]] = {}
 """Blocks that trials can train together in some way."""
@@ -41,11 +44,14 @@ REFUSED: dict[str, type[Block]] = {}
 """Blocks whose trials cannot train together."""
 
 
-def block(name: str, setup: Setup | None = None, refused: bool = False) -> Callable[[Forward], type[Block]]:
+def block(
+    name: str, setup: Setup | None = None, refused: bool = False, tie: Callable[[Any], Any] | None = None
+) -> Callable[[Forward], type[Block]]:
     """Make the decorated function the forward of a class of blocks, in the table under `name`."""
 
     def register(forward: Forward) -> type[Block]:
         table: dict[str, Any] = {"forward": forward, **({} if setup is None else {"setup": setup})}
+        table.update({} if tie is None else {"tie": tie})
         # under its name in its module, as users' classes are
         kind = type(forward.__name__, (Block,), {**table, "__module__": forward.__module__})
         (REFUSED if refused else COMMON)[name] = kind

@@ -172,7 +172,11 @@ class RandomStudy(Study):
         return {"n": trial.number}
 
     def model(self, params: dict[str, Any]) -> nn.Module:
-        return Net(self.spec, params["n"]).to(self.kind)
+        model = Net(self.spec, params["n"]).to(self.kind)
+        for block in model.modules():
+            if isinstance(block, Block):
+                block.tie()
+        return model
 
     def optimizer(self, params: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
         return OWN[self.spec.optimizer](params["n"], model.parameters())

@@ -204,22 +204,22 @@ def tied(self: Any, x: Tensor) -> Tensor:
     return self.b(self.inner(self.a(x)).tanh())
 
 
-@block("a buffer under two names", lambda m, n: m.register_buffer("other", m.seen))
+@block("a buffer under two names", tie=lambda m: m.register_buffer("other", m.seen))
 def twice_named(self: Any, x: Tensor) -> Tensor:
     self.other.mul_(0.9)
     return self.inner(x) * self.seen
 
 
-def transpose(m: Any, n: int) -> None:
+def transpose(m: Any) -> None:
     m.b.weight = nn.Parameter(m.a.weight.detach().t())
 
 
-@block("a transposed weight", transpose, refused=True)
+@block("a transposed weight", tie=transpose, refused=True)
 def transposed(self: Any, x: Tensor) -> Tensor:
     return self.b(self.inner(self.a(x)).tanh())
 
 
-@block("a view of a weight", lambda m, n: m.register_buffer("view", m.scale.data), refused=True)
+@block("a view of a weight", tie=lambda m: m.register_buffer("view", m.scale.data), refused=True)
 def viewed(self: Any, x: Tensor) -> Tensor:
     return self.inner(x) * self.scale + self.view
 

@@ -53,6 +53,7 @@ FAULTS: dict[str, tuple[Undo, Concerns]] = {
         old_faults.lists_not_compared,
         lambda spec: with_blocks("a list of its own")(spec) or with_stages("pool of own sides")(spec),
     ),
+    "shared memory is untied": (old_faults.memory_untied, with_blocks("a transposed weight", "a view of a weight")),
     "a norm has another type": (
         old_faults.other_types, lambda spec: spec.autocast and with_stages("norm")(spec),
     ),
