@@ -327,7 +327,7 @@ def _about(server: Server) -> str:
 
 def _name(pid: int) -> str:
     with suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return "ended"
 
 

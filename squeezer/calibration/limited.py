@@ -108,7 +108,8 @@ def _members(group: int) -> list[int]:
     for entry in os.listdir("/proc"):
         with suppress(OSError):
             if entry.isdecimal():
-                state, _, its_group = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:3]
+                stat = Path(f"/proc/{entry}/stat").read_text(errors="replace")
+                state, _, its_group = stat.rpartition(")")[2].split()[:3]
                 if state not in "ZX" and int(its_group) == group:
                     found.append(int(entry))
     return found

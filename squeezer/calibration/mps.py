@@ -197,7 +197,8 @@ def _numbers(said: str) -> list[int]:
 def _owner(pid: int) -> int | None:
     """The user of the MPS server `pid`; None: there is no such server here."""
     with suppress(OSError):
-        status = dict(line.partition(":")[::2] for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        status = dict(line.partition(":")[::2] for line in lines)
         if status["Name"].strip() == _SERVER_NAME:
             return int(status["Uid"].split()[1])
     return None

@@ -13,6 +13,7 @@ from ds_hooks.shared.cuda_driver import Driver, DriverError
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
 from squeezer import doctor, fix_mps
 from squeezer.calibration import measure, mps
+from squeezer.calibration.mps import servers_at
 from squeezer.calibration.verdict import VERSION, Verdict
 from squeezer.calibration.verdict_store import keep, kept, state_file
 from squeezer.cli import main
@@ -20,6 +21,7 @@ from squeezer.doctor import Finding, Level, examine, main_measure
 from tests.support.fake_mps import FakeMps, fake_mps, install
 from tests.support.fake_nvml import GPU, INSTANCE, MB, FakeNvml, nvml_of
 from tests.support.measured_rows import with_mps
+from tests.support.oddly_named import oddly_named
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +80,15 @@ def test_an_mps_server_is_named_with_its_clients_and_its_risk(driver: FakeDriver
     own_name = Path("/proc/self/comm").read_text().strip()
     assert f"server {control.server} with clients: {os.getpid()} ({own_name}), {2**22 + 1} (ended)" in finding.text
     assert "a main job started here would be one" in finding.text
+
+
+def test_a_client_may_have_any_name_and_so_may_what_a_number_means_here(driver: FakeDriver, control: FakeMps) -> None:
+    with oddly_named() as pid:
+        control.serve(pid)
+        finding = findings(driver, CUDA_MPS_PIPE_DIRECTORY=str(control.pipes))["MPS"]
+        assert f"clients: {pid} (\ufffd\ufffd))" in finding.text
+        (control.pipes / "servers").write_text(f"{pid}\n")
+        assert not servers_at(control.pipes)[0].is_visible
 
 
 def test_what_the_doctor_cannot_know_of_an_mps_server_it_says(

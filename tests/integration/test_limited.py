@@ -12,6 +12,7 @@ import pytest
 from squeezer.calibration import limited
 from squeezer.calibration.limited import run_limited
 from tests.support.fake_mps import FakeMps, fake_mps
+from tests.support.oddly_named import oddly_named
 from tests.support.sandbox import is_alive, wait_for
 from tests.support.struck_limits import LIMIT_S, strike_the_first
 
@@ -75,6 +76,12 @@ def test_one_that_ends_in_time_tells_how(tmp_path: Path) -> None:
 def test_what_it_leaves_is_ended_too(tmp_path: Path) -> None:
     assert run_limited(command("", tmp_path), os.environ, 300) == 0
     assert not is_alive(pid(tmp_path, "child"))
+
+
+def test_processes_of_others_may_have_any_name(tmp_path: Path) -> None:
+    with oddly_named() as other:
+        assert run_limited(command("child.kill(); sys.exit(3)", tmp_path), os.environ, 300) == 3
+        assert is_alive(other)
 
 
 @pytest.fixture
