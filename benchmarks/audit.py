@@ -22,7 +22,7 @@ import torch
 from benchmarks.shared.fused_models import MODELS, QUICK_MODELS, Classes
 from benchmarks.shared.intervals import Pairs
 from benchmarks.shared.results import finish, kept_runs, parse
-from squeezer.reports.metrics import t_quantile_975
+from squeezer.reports.student_t import t_quantile_975
 from trials.gate.base import OpenGate
 from trials.training.audits.audit import Audit
 from trials.training.audits.budget import Budget

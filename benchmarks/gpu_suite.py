@@ -27,8 +27,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.device_kernels import FakeKernels
-from benchmarks.gpu.ghost_stream import RECEIVES, WAYS
-from benchmarks.gpu.one_figure import NEED_A_GPU, PARTS, ROW, ghost_figure
+from benchmarks.gpu.one_figure import NEED_A_GPU, PARTS, RECEIVES, ROW, WAYS, ghost_figure
 from benchmarks.gpu.parts import mps_server
 from benchmarks.shared.results import write
 from squeezer.calibration.limited import end_when_asked, run_limited

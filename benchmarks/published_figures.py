@@ -28,7 +28,7 @@ from benchmarks.utilization.class_figures import (
 )
 from benchmarks.utilization.scenario_classes import CLASSES, GHOST_STAGES
 from benchmarks.windows.modes import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
-from squeezer.reports.metrics import t_quantile_975
+from squeezer.reports.student_t import t_quantile_975
 
 README_MODES = (COOPERATIVE, PREEMPTIVE)
 MODES = (COOPERATIVE, PREEMPTIVE, STEP_GRAIN, SCHED_IDLE, NAIVE, ALONE)

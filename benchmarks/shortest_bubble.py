@@ -27,7 +27,7 @@ from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path
 from ds_hooks.shared.page.layout import Field, Role, SideActivity
 from ds_hooks.side_process import SideProcess
-from squeezer.reports.metrics import t_quantile_975
+from squeezer.reports.student_t import t_quantile_975
 
 NAME = "shortest_bubble"
 MODES = ("preemptive", "cooperative")

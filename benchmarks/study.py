@@ -41,7 +41,7 @@ from benchmarks.shared.processes import environment, last_core, run_directories,
 from benchmarks.shared.results import commit, finish, kept_runs, parse, write
 from benchmarks.studies import SEARCHED_DIGITS
 from benchmarks.studies.searched_digits import SEED_VARIABLE, TRIALS_VARIABLE
-from squeezer.reports.metrics import t_quantile_975
+from squeezer.reports.student_t import t_quantile_975
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage

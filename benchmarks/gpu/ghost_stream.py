@@ -25,10 +25,6 @@ from benchmarks.shared.paths import ROOT
 from ds_hooks.shared.cuda_driver import DeviceWords, Driver
 from squeezer.calibration.measured_device import map_words
 
-WAYS = ("naive", "host", "gate", "trials")
-"""Of a side task beside the stage."""
-RECEIVES = ("waiting", "spinning")
-
 SENT, READY, END, PROBE = range(4)
 PEERS_NAP_S = {"cuda": 0.0, "cpu": 5e-5}
 """Poll only with a core to spare; two cores have none."""

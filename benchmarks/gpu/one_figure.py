@@ -5,6 +5,7 @@ why not, to FOLDER/row.json.
 """
 
 import argparse
+import importlib.util
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,25 +14,46 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.ghost_stream import RECEIVES, WAYS
 from benchmarks.gpu.parts import Bench, context_changes, context_cost, memory, sigkill, sigstop, words_between_processes
 from squeezer.calibration.limited import end_when_asked
 
 Row = dict[str, Any]
 Measure = Callable[[Bench, int | None], Row]
 """Takes the pairs of windows, too; None: as many as usual."""
+WAYS = ("naive", "host", "gate", "trials")
+"""Of a side task beside the ghost stage."""
+RECEIVES = ("waiting", "spinning")
+"""Of that stage."""
 
 
 def _ghost(way: str, receive: str, bench: Bench, windows: int | None) -> Row:
-    from benchmarks.gpu.stage import ghost_stage  # needs pyzmq, which the figures before it do without
+    _check_installed("deepspeed", "zmq", *(["optuna"] if way == "trials" else []))
+    from benchmarks.gpu.stage import ghost_stage
 
     return ghost_stage(bench, way, receive, windows)
 
 
+def _memory(bench: Bench, windows: int | None) -> Row:
+    _check_installed("torch")
+    return memory(bench)
+
+
 def _fusion(bench: Bench, windows: int | None) -> Row:
-    from benchmarks.gpu.fusion import fusion  # needs torch and Optuna
+    _check_installed("torch", "optuna")
+    from benchmarks.gpu.fusion import fusion
 
     return fusion(bench)
+
+
+def _check_installed(*modules: str) -> None:
+    """Name all that a figure lacks, where those before it do without.
+
+    Raises:
+        ModuleNotFoundError: one is missing.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ModuleNotFoundError(f"not installed here: {', '.join(missing)}")
 
 
 def ghost_figure(way: str, receive: str) -> str:
@@ -50,7 +72,7 @@ PARTS: dict[str, dict[str, Measure]] = {
         "context_changes": lambda bench, windows: context_changes(bench),
     },
     "ghost": {ghost_figure(way, receive): partial(_ghost, way, receive) for receive in RECEIVES for way in WAYS},
-    "memory": {"memory": lambda bench, windows: memory(bench)},
+    "memory": {"memory": _memory},
     "faults": {
         "sigstop": lambda bench, windows: sigstop(bench),
         "sigkill": lambda bench, windows: sigkill(bench),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean, median, stdev, variance
 
 from squeezer.policy.slowdown import DEVIATION_OF_MAD, FAR, NEVER_FAR
-from squeezer.reports.metrics import t_quantile_975
+from squeezer.reports.student_t import t_quantile_975
 
 
 def winsorized(groups: Sequence[Sequence[float]]) -> list[list[float]]:

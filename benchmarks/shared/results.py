@@ -69,10 +69,11 @@ def _gpu() -> str | None:
 
 def commit() -> str:
     """The checked-out commit, with a mark if files differ from it."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or "unknown"
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    with suppress(OSError):
+        described = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        return described.stdout.strip() or "unknown"
+    return "unknown"
 
 
 def write(

@@ -33,7 +33,7 @@ from benchmarks.utilization.scenario_classes import (
 )
 from benchmarks.windows.figures import Window
 from benchmarks.windows.modes import ALONE, COOPERATIVE, NAIVE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
-from squeezer.reports.metrics import t_quantile_975
+from squeezer.reports.student_t import t_quantile_975
 
 FEW = 5
 """With fewer scenarios in a class the table shows the lowest and the highest instead of an interval."""

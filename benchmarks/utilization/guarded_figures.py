@@ -13,7 +13,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from squeezer.policy.margins import RECENT_STEPS
-from squeezer.reports.metrics import t_quantile_975
+from squeezer.reports.student_t import t_quantile_975
 
 LEFT_OUT_STEPS = 10
 LEAST_STEPS, FEW_STEPS = 4, 8

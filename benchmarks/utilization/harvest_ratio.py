@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks.windows.figures import Window
 from benchmarks.windows.modes import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, STEP_GRAIN
-from squeezer.reports.metrics import t_quantile_975
+from squeezer.reports.student_t import t_quantile_975
 
 COMPARED = {ORACLE: (COOPERATIVE,), STEP_GRAIN: (PREEMPTIVE, COOPERATIVE)}
 """Maps a mode to those whose harvest is compared with it."""

@@ -15,7 +15,8 @@ import numpy as np
 from benchmarks.shared.intervals import Pairs, ratio_with_ci95
 from benchmarks.windows.modes import ALONE, GATED, MODES, Windows, WindowStep
 from squeezer.records.reader import RankRun
-from squeezer.reports.metrics import resumes, t_quantile_975
+from squeezer.reports.metrics import resumes
+from squeezer.reports.student_t import t_quantile_975
 
 Log = Sequence[tuple[int, int, int]]
 """(end_ns, trial-samples, CPU time in ns) of every training step of a baseline."""

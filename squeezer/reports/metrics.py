@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from squeezer.policy.slowdown import Pair, estimate, pairs_of
 from squeezer.records.reader import StepTime
+from squeezer.reports.student_t import t_quantile_975
 
 WARM_UP_STEPS = 2
 STEPS_FOR_P99 = 100
@@ -44,26 +45,6 @@ def mean_over_ranks(ranks: Sequence[Sequence[StepTime]]) -> list[StepTime]:
         squeezed = True if True in labels else None if None in labels else False
         means.append(StepTime(job, same[0].step, squeezed, start_ns, end_ns, duration_ns, present))
     return sorted(means, key=lambda s: s.start_ns)
-
-
-def t_quantile_975(degrees: int) -> float:
-    """The 97.5% quantile of Student's t (Abramowitz & Stegun, 26.7.3 and 26.7.4, inverted by bisection)."""
-
-    def two_sided(t: float) -> float:
-        angle = math.atan2(t, math.sqrt(degrees))
-        odd = degrees % 2
-        term = math.cos(angle) if odd else 1.0
-        total = 0.0
-        for k in range(1 + odd, degrees, 2):
-            total += term
-            term *= math.cos(angle) ** 2 * k / (k + 1)
-        return 2 / math.pi * (angle + math.sin(angle) * total) if odd else math.sin(angle) * total
-
-    low, high = 0.0, 16.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle) < 0.95 else (low, middle)
-    return low
 
 
 def main_figures(steps: Sequence[StepTime]) -> dict[str, Any]:

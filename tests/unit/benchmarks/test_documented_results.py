@@ -16,7 +16,7 @@ from benchmarks.soak.results import read
 from benchmarks.study import table
 from benchmarks.transfer.figures import goal
 from benchmarks.windows.modes import PLACEBO, PREEMPTIVE
-from squeezer.reports.metrics import t_quantile_975
+from squeezer.reports.student_t import t_quantile_975
 from squeezer.reports.yield_svg import draw_yield
 
 LATE = "late"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.ghost_stream import RECEIVES, WAYS
-from benchmarks.gpu.one_figure import FIGURES, PARTS, meters
+from benchmarks.gpu.one_figure import FIGURES, PARTS, RECEIVES, WAYS, meters
 from benchmarks.gpu.stage import ran_over_us
 from benchmarks.gpu_suite import figures_of, limit_s
 from tests.support.sandbox import wait_for

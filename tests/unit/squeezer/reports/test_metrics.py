@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ds_hooks.shared.unit_record import UNIT_RECORD
 from squeezer.records.reader import StepTime
 from squeezer.records.units import UNIT_DTYPE
-from squeezer.reports.metrics import main_figures, mean_over_ranks, resumes, t_quantile_975
+from squeezer.reports.metrics import main_figures, mean_over_ranks, resumes
 
 MS = 1_000_000
 
@@ -41,13 +41,6 @@ def resumes_of(bubbles: list[tuple[int, int]], units: np.ndarray) -> tuple[list[
 def test_units_have_the_layout_of_the_record() -> None:
     assert UNIT_DTYPE.itemsize == UNIT_RECORD.size
     assert np.frombuffer(UNIT_RECORD.pack(-1, 2, 3, -4, 5), UNIT_DTYPE)[0].tolist() == (-1, 2, 3, -4, 5)
-
-
-@pytest.mark.parametrize(
-    ("degrees", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (11, 2.2010), (200, 1.9719)]
-)
-def test_t_quantile_is_that_of_the_tables(degrees: int, expected: float) -> None:
-    assert t_quantile_975(degrees) == pytest.approx(expected, abs=1e-4)
 
 
 def test_warm_up_does_not_count_and_starts_anew_with_each_job() -> None:
