@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from benchmarks.gpu.device_kernels import FakeKernels
 from benchmarks.gpu.one_figure import NEED_A_GPU, PARTS, RECEIVES, ROW, WAYS, ghost_figure
 from benchmarks.gpu.parts import mps_server
-from benchmarks.shared.results import write
+from benchmarks.shared.results import machine, write
 from squeezer.calibration.limited import end_when_asked, run_limited
 
 NAME = "gpu_suite"
@@ -69,6 +69,7 @@ def main() -> int:
     parser.add_argument("--windows", type=int, metavar="N", help="and its pairs of windows")
     options = parser.parse_args()
     figures, runs = figures_of(options), _kept(options)
+    machine()  # asks the device's own tool while the device is sound
     if options.resume:
         figures = [name for name in figures if all(run["scenario"] != name or "error" in run for run in runs)]
     runs = [run for run in runs if run["scenario"] not in figures]
@@ -132,8 +133,11 @@ def _kept(options: argparse.Namespace) -> list[dict[str, Any]]:
     """What the file has of this kind of device, where this run does not measure everything."""
     if not options.json or not (options.only or options.resume) or not _file(options).exists():
         return []
-    runs: list[dict[str, Any]] = json.loads(_file(options).read_text(encoding="utf-8"))["runs"]
     is_fake = options.device == "cpu"
+    try:
+        runs = [dict(run, scenario=str(run["scenario"])) for run in json.loads(_file(options).read_bytes())["runs"]]
+    except (LookupError, TypeError, ValueError) as error:
+        sys.exit(f"{_file(options)} is no file of this suite, so nothing is added to it: {error}")
     return [run for run in runs if "error" in run or (run.get("device") == FakeKernels.name) is is_fake]
 
 
@@ -185,37 +189,45 @@ def _context_promises(run: dict[str, Any]) -> Iterator[Promise]:
         yield Promise(f"longest gap between kernels, {what}", f"{max(run[f'{when}_gaps_us']):.0f} µs", "", None)
 
 
-def _all_promises(runs: list[dict[str, Any]]) -> Iterator[Promise]:
+def _all_promises(runs: Iterable[dict[str, Any]]) -> Iterator[Promise]:
     for run in runs:
-        scenario = run["scenario"]
-        if "error" in run:
-            yield Promise(scenario, run["error"], NO_ERROR, False)
-        elif scenario == "words":
-            yield _at_most("a word, device to device of another process, p50", run["across_us"], 50, "µs")
-            yield Promise("a word, device to host, p50", f"{median(run['to_host_us']):.1f} µs", "", None)
-            yield Promise("a word, host to device and back, p50", f"{median(run['round_trip_us']):.1f} µs", "", None)
-        elif scenario.startswith("context_"):
-            yield from _context_promises(run)
-        elif scenario.startswith("ghost_"):
-            yield from _ghost_promises(run)
-        elif scenario == "sigstop":
-            yield Promise(
-                "kernels that end while their process is stopped, of a deep queue",
-                f"{run['after']} of {run['queued']}",
-                "",
-                None,
-            )
-        elif scenario == "sigkill":
-            yield Promise("the device continues after SIGKILL at the gate", str(run["goes_on"]), YES, run["goes_on"])
-        elif scenario == "fusion":
-            best = max(run["by_k"], key=lambda point: float(point["over_full_width"]))
-            speedup = best["over_full_width"]
-            what = f"ResNet-18 of width ÷8, {best['k']} fused, against one of full width"
-            yield Promise(what, f"{speedup:.1f}x", "≥ 16.6x", speedup >= 16.6)
-        elif scenario == "memory":
-            yield Promise("a context takes", f"{run['context_mib']:.0f} MiB", "", None)
-            held = f"{100 * run['held']:.1f}%"
-            yield Promise("an allocator's cap holds", held, f"≤ {100 * run['cap']:g}%", run["held"] <= run["cap"])
+        try:
+            yield from list(_promises_of(run))
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # an older version's, or without values
+            text = f"cannot be judged: {type(error).__name__}: {error}"
+            yield Promise(run["scenario"], text, NO_ERROR, False)
+
+
+def _promises_of(run: dict[str, Any]) -> Iterator[Promise]:
+    scenario = run["scenario"]
+    if "error" in run:
+        yield Promise(scenario, run["error"], NO_ERROR, False)
+    elif scenario == "words":
+        yield _at_most("a word, device to device of another process, p50", run["across_us"], 50, "µs")
+        yield Promise("a word, device to host, p50", f"{median(run['to_host_us']):.1f} µs", "", None)
+        yield Promise("a word, host to device and back, p50", f"{median(run['round_trip_us']):.1f} µs", "", None)
+    elif scenario.startswith("context_"):
+        yield from _context_promises(run)
+    elif scenario.startswith("ghost_"):
+        yield from _ghost_promises(run)
+    elif scenario == "sigstop":
+        yield Promise(
+            "kernels that end while their process is stopped, of a deep queue",
+            f"{run['after']} of {run['queued']}",
+            "",
+            None,
+        )
+    elif scenario == "sigkill":
+        yield Promise("the device continues after SIGKILL at the gate", str(run["goes_on"]), YES, run["goes_on"])
+    elif scenario == "fusion":
+        best = max(run["by_k"], key=lambda point: float(point["over_full_width"]))
+        speedup = best["over_full_width"]
+        what = f"ResNet-18 of width ÷8, {best['k']} fused, against one of full width"
+        yield Promise(what, f"{speedup:.1f}x", "≥ 16.6x", speedup >= 16.6)
+    elif scenario == "memory":
+        yield Promise("a context takes", f"{run['context_mib']:.0f} MiB", "", None)
+        held = f"{100 * run['held']:.1f}%"
+        yield Promise("an allocator's cap holds", held, f"≤ {100 * run['cap']:g}%", run["held"] <= run["cap"])
 
 
 def _at_most(what: str, values: list[float], most: float, unit: str) -> Promise:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.parts import Bench, context_changes, context_cost, memory, sigkill, sigstop, words_between_processes
+from benchmarks.shared.results import nvidia_smi, replace_text
 from squeezer.calibration.limited import end_when_asked
 
 Row = dict[str, Any]
@@ -89,17 +90,17 @@ METERS = "timestamp,clocks.sm,power.draw,temperature.gpu"
 
 @contextmanager
 def meters(file: Path) -> Iterator[Callable[[], list[str]]]:
-    """Have the first device's own tool note its meters meanwhile, in another process.
+    """Have NVIDIA's own tool note the first device's meters meanwhile, in another process.
 
     Yields:
         A function: the lines so far, of `METERS`; none where there is no such tool.
     """
-    command = ["nvidia-smi", f"--query-gpu={METERS}", "--format=csv,noheader,nounits", "--id=0", "--loop-ms=500"]
+    command = nvidia_smi(METERS, "--loop-ms=500")
     with ExitStack() as stack:
         out = stack.enter_context(file.open("w", encoding="utf-8"))
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             process = stack.enter_context(subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL))
-            stack.callback(process.terminate)
+            stack.callback(process.kill)
         yield lambda: file.read_text(encoding="utf-8").splitlines()
 
 
@@ -112,15 +113,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--windows", type=int)
     options = parser.parse_args()
-    try:
-        bench = Bench.open(options.device, options.folder, quick=options.quick)
-        with meters(options.folder / "meters") as read:
+    with ExitStack() as ends:
+        try:
+            bench = Bench.open(options.device, options.folder, quick=options.quick)
+            read = ends.enter_context(meters(options.folder / "meters"))
             row = {"device": bench.kernels.name, **FIGURES[options.figure](bench, options.windows)}
-        row["meters"] = read()
-        bench.close()
-    except Exception as error:  # the other figures still count
-        row = {"error": f"{type(error).__name__}: {error}"}
-    (options.folder / ROW).write_text(json.dumps(row), encoding="utf-8")
+            row["meters"] = read()
+            ends.callback(bench.close)
+        except Exception as error:  # the other figures still count
+            row = {"error": f"{type(error).__name__}: {error}"}
+        replace_text(options.folder / ROW, json.dumps(row))  # before what may hang, where a device does
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,19 @@ def _version(package: str) -> str | None:
         return None
 
 
+@cache
 def _gpu() -> str | None:
-    """The first device and its driver, as its own tool names them."""
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0"]
+    """The first device and its driver, as their tool names them. Asked once: it may hang where a device does."""
     with suppress(OSError, subprocess.SubprocessError):
+        command = nvidia_smi("name,driver_version")
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
     return None
+
+
+def nvidia_smi(fields: str, *options: str) -> list[str]:
+    """The command by which NVIDIA's own tool says something of the first device that this process may use."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip() or "0"
+    return ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", f"--id={first}", *options]
 
 
 def commit() -> str:
@@ -93,7 +101,21 @@ def write(
     text = json.dumps(content, indent=1)
     text = re.sub(r"\[[-+.\de,\s]+\]", lambda numbers: " ".join(numbers[0].split()), text)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    replace_text(path, text + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file as a whole: where that fails, or is interrupted, what was there before stays.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def finish(name: str, options: argparse.Namespace, runs: Sequence[Any], summary: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The GPU suite played on the fake driver: two processes, the real hooks, the real gate."""
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from benchmarks import gpu_suite
 from benchmarks.gpu import stage as gpu_stage
 from benchmarks.gpu.parts import Bench, context_changes, sigkill, words_between_processes
-from tests.support.sandbox import is_alive
+from tests.support.paths import ROOT
+from tests.support.sandbox import is_alive, wait_for
 from tests.support.struck_limits import LIMIT_S, strike_the_first
 
 pytestmark = pytest.mark.integration
@@ -86,6 +88,38 @@ def test_a_figure_that_hangs_ends_alone_and_can_be_measured_later(
     _, runs = suite(monkeypatch, tmp_path, "--only", "faults", "--resume")
     assert sorted(run["scenario"] for run in runs) == ["sigkill", "sigstop"]
     assert measured in runs and not any("error" in run for run in runs)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"runs": [3]}'])
+def test_a_file_of_something_else_is_left_as_it_is(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gpu_suite.json").write_text(text)
+    with pytest.raises(SystemExit, match="is no file of this suite"):
+        suite(monkeypatch, tmp_path, "--resume")
+    assert (tmp_path / "gpu_suite.json").read_text() == text
+
+
+def figure(*program: str, folder: Path) -> "subprocess.Popen[bytes]":
+    """Start the figure `sigstop` of a program, on the fake driver."""
+    command = [sys.executable, *program, "sigstop", "--device", "cpu", "--quick", "--folder", str(folder)]
+    return subprocess.Popen(command, cwd=ROOT)
+
+
+NEVER_CLOSES = """
+import time
+from benchmarks.gpu import one_figure
+from benchmarks.gpu.parts import Bench
+
+Bench.close = lambda self: time.sleep(1000)
+one_figure.main()
+"""
+
+
+def test_what_was_measured_is_on_disk_before_anything_can_hang_at_its_end(memory_path: Path) -> None:
+    with figure("-c", NEVER_CLOSES, folder=memory_path) as process:
+        row = wait_for(lambda: (memory_path / "row.json").exists() and (memory_path / "row.json").read_text(), "a row")
+        assert process.poll() is None
+        process.kill()
+    assert json.loads(row)["queued"]
 
 
 def test_a_part_that_is_named_leaves_what_was_measured_of_others(

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.gpu.one_figure import FIGURES, PARTS, RECEIVES, WAYS, meters
 from benchmarks.gpu.stage import ran_over_us
-from benchmarks.gpu_suite import figures_of, limit_s
+from benchmarks.gpu_suite import _promises, figures_of, limit_s
 from tests.support.sandbox import wait_for
 
 DECIDE = [name for name in FIGURES if name != "fusion"]
@@ -44,6 +44,14 @@ def test_each_figure_has_a_limit(figure: str) -> None:
 
 def test_all_figures_are_those_of_a_part() -> None:
     assert sum(len(figures) for figures in PARTS.values()) == len(FIGURES), "none has the name of another"
+
+
+def test_a_row_that_cannot_be_judged_costs_no_other() -> None:
+    empty = {"scenario": "context_changes", "alone_gaps_us": [], "beside_gaps_us": []}
+    older = {"scenario": "ghost_gate_waiting", "slowdown": 0.0}
+    found = [*_promises([empty, older, {"scenario": "sigkill", "goes_on": True}], timed=True)]
+    assert [promise.holds for promise in found] == [False, False, True]
+    assert "cannot be judged: ValueError" in found[0].measured and "cannot be judged: KeyError" in found[1].measured
 
 
 def test_a_kernel_that_begins_in_a_bubble_and_runs_on_is_counted_with_its_time() -> None:
