@@ -53,6 +53,7 @@ from benchmarks.windows.modes import ALONE, COOPERATIVE, LOW_PRIORITY, NAIVE, UN
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
 from launch.rank import core_share
 from squeezer.calibration import measure
+from squeezer.calibration.limited import ended_when_asked
 from squeezer.calibration.mps_server import CONTROL, mps_server
 from squeezer.records.reader import load_run
 
@@ -69,7 +70,7 @@ JOB = {
     "cpu": ["--width", "64", "--layers", "2"],
 }
 READY_WITHIN_S, LOOK_EVERY_S, WRITE_EVERY_S = 300.0, 0.2, 5.0
-MEASURED_WITHIN_S = measure.LIMIT_S + 60
+MEASURED_WITHIN_S = measure.LIMIT_S + 120
 LIMIT_S = 1800.0
 NOTHING_MEASURED = 2
 
@@ -309,4 +310,5 @@ def _side(records: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with ended_when_asked():
+        sys.exit(main())

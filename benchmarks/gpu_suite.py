@@ -30,7 +30,7 @@ from benchmarks.gpu.device_kernels import FakeKernels
 from benchmarks.gpu.one_figure import NEED_A_GPU, PARTS, RECEIVES, ROW, WAYS, ghost_figure
 from benchmarks.gpu.parts import mps_server
 from benchmarks.shared.results import machine, write
-from squeezer.calibration.limited import end_when_asked, run_limited
+from squeezer.calibration.limited import ended_when_asked, run_limited
 
 NAME = "gpu_suite"
 ONE_FIGURE = "benchmarks.gpu.one_figure"
@@ -253,5 +253,5 @@ def _print_table(device: str, promises: list[Promise]) -> None:
 
 
 if __name__ == "__main__":
-    end_when_asked()
-    sys.exit(main())
+    with ended_when_asked():
+        sys.exit(main())

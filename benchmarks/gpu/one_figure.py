@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.gpu.parts import Bench, context_changes, context_cost, memory, sigkill, sigstop, words_between_processes
 from benchmarks.shared.results import nvidia_smi, replace_text
-from squeezer.calibration.limited import end_when_asked
+from squeezer.calibration.limited import ended_when_asked
 
 Row = dict[str, Any]
 Measure = Callable[[Bench, int | None], Row]
@@ -126,5 +126,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    end_when_asked()
-    main()
+    with ended_when_asked():
+        main()

@@ -23,12 +23,14 @@ from ds_hooks.shared.cuda_driver import DeviceWords, Driver, Words, comes
 from ds_hooks.shared.forced_gate import force_gate
 from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import DeviceGate, Field, Role
+from ds_hooks.shared.processes.parent import die_with_parent
 from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import StopRequested, block_signals
 from trials.gate.cuda import CudaGate
 from trials.gate.process import nap
 
 UNITS = 8
+WITHOUT_A_GATE = ("idle", "waiting", "naive")
 
 
 class HostGate(CudaGate):
@@ -61,6 +63,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the kernels' stamps go")
     parser.add_argument("--unit-us", type=float, default=500.0)
     options = parser.parse_args()
+    if options.way in WITHOUT_A_GATE:
+        die_with_parent()  # a gate looks by itself whether anybody is left
     block_signals()
     page = Page.open(options.page, create=False)
     page.claim(Role.SIDE)

@@ -12,6 +12,9 @@ from typing import Any
 from benchmarks.shared.paths import ROOT
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
 
+END_WITHIN_S = 120.0
+"""A launcher ends its job and all daemons first."""
+
 
 @contextmanager
 def run_directories() -> Iterator[tuple[Path, Path]]:
@@ -41,7 +44,11 @@ def start(command: Sequence[str], env: Mapping[str, str], ends: ExitStack) -> "s
     def end() -> None:
         if process.poll() is None:
             process.terminate()
-            process.wait()
+            try:
+                process.wait(END_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     ends.callback(end)
     return process

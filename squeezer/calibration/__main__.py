@@ -17,7 +17,7 @@ from typing import Any
 
 from ds_hooks.shared.cuda_driver import DriverError
 from squeezer.calibration.figures import FIGURES, SHUT_S, Figures
-from squeezer.calibration.limited import FIGURE_LIMIT_S, end_when_asked, run_limited
+from squeezer.calibration.limited import FIGURE_LIMIT_S, ended_when_asked, run_limited
 from squeezer.calibration.measured_device import LateError, MeasuredDevice
 from squeezer.calibration.mps_server import mps_server
 from squeezer.calibration.verdict_store import driver_version
@@ -46,7 +46,7 @@ def main() -> int:
         again = [*sys.argv[1:], "--one"]
         for figure in options.figures.split(","):
             start_s = time.monotonic()
-            limit_s = FIGURE_LIMIT_S + (SHUT_S if figure == "shut" else 0.0)
+            limit_s = _limit_s(figure)
             command = [sys.executable, "-m", PROGRAM, *again, "--figures", figure]
             try:
                 code = run_limited(command, environment, limit_s)
@@ -58,8 +58,12 @@ def main() -> int:
     return failed
 
 
+def _limit_s(figure: str) -> float:
+    return FIGURE_LIMIT_S + (SHUT_S if figure == "shut" else 0.0)
+
+
 def _measure(options: argparse.Namespace) -> int:
-    faulthandler.dump_traceback_later(FIGURE_LIMIT_S - 5)
+    faulthandler.dump_traceback_later(_limit_s(options.figures) - 5)
     side = dict(item.split("=", 1) for item in options.side)
     with tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm") as folder:
         path = Path(folder) / "words"
@@ -83,5 +87,5 @@ def _write(options: argparse.Namespace, figure: str, row: dict[str, Any]) -> Non
 
 
 if __name__ == "__main__":
-    end_when_asked()
-    sys.exit(main())
+    with ended_when_asked():
+        sys.exit(main())

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from squeezer.calibration.limited import FIGURE_LIMIT_S, run_limited
+from squeezer.calibration.limited import ENDS_WITHIN_S, FIGURE_LIMIT_S, ended_when_asked, run_limited
 from squeezer.calibration.verdict import Verdict, check_quiet, judge
 from squeezer.calibration.verdict_store import keep, state_file
 
 FIGURES = ("slices", "opening", "arrival", "blocking", "words")
-LIMIT_S = (len(FIGURES) + 1) * FIGURE_LIMIT_S
+LIMIT_S = len(FIGURES) * (FIGURE_LIMIT_S + ENDS_WITHIN_S) + FIGURE_LIMIT_S
 """Each figure has a limit of its own, so this one strikes only if even that fails."""
 PRIORITY = "CUDA_MPS_CLIENT_PRIORITY=1"
 """Of a side task, under MPS."""
@@ -36,11 +36,13 @@ def measure_rows(environment: Mapping[str, str] = os.environ) -> list[dict[str, 
         file = Path(folder) / "rows.jsonl"
         command = [sys.executable, "-m", "squeezer.calibration", str(file), "--figures", ",".join(FIGURES)]
         try:
-            run_limited([*command, "--side", PRIORITY], environment, LIMIT_S, quiet=True)
+            with ended_when_asked():
+                run_limited([*command, "--side", PRIORITY], environment, LIMIT_S, grace_s=ENDS_WITHIN_S, quiet=True)
+            rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
         except subprocess.TimeoutExpired:
             raise MeasureError(f"it took longer than {LIMIT_S:g} s") from None
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    rows = [json.loads(line) for line in lines]
+        except ValueError:
+            raise MeasureError(f"rows were cut off that were written to {folder}: is the disk full?") from None
     error = next((row["error"] for row in rows if "error" in row), None if rows else "nothing was measured")
     if error:
         raise MeasureError(str(error))

@@ -214,6 +214,14 @@ def test_a_device_that_cannot_be_measured_is_not_judged(
     assert not (tmp_path / "bubble-squeezer").exists()
 
 
+def test_rows_that_were_cut_off_allow_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        measure_module, "run_limited", lambda command, *_, **__: Path(command[3]).write_text('{"figure": "sli')
+    )
+    with pytest.raises(MeasureError, match="rows were cut off"):
+        list(measure(mps=True))
+
+
 def test_where_launches_block_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_module, "run_limited", lambda *_, **__: pytest.fail("it would hang until its limit"))
     with pytest.raises(MeasureError, match="CUDA_LAUNCH_BLOCKING is 1"):

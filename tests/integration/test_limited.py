@@ -20,14 +20,15 @@ pytestmark = pytest.mark.integration
 
 BEGIN = """
 import os, pathlib, signal, subprocess, sys, time
-from squeezer.calibration.limited import end_when_asked
+from squeezer.calibration.limited import ended_when_asked
 
 def note(name, text=""):
     path = pathlib.Path(sys.argv[1], name)
     path.with_suffix(".new").write_text(str(text))
     path.with_suffix(".new").rename(path)
 
-end_when_asked()
+asked = ended_when_asked()
+asked.__enter__()
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(1000)"
 child = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
 child.stdout.readline()
@@ -38,6 +39,17 @@ CLEANS_UP = """
 try:
     time.sleep(1000)
 finally:
+    child.kill()
+    note("cleaned")
+"""
+CLEANS_UP_SLOWLY = """
+try:
+    note("ready")
+    time.sleep(1000)
+finally:
+    note("cleaning")
+    while not pathlib.Path(sys.argv[1], "enough").exists():
+        time.sleep(0.01)
     child.kill()
     note("cleaned")
 """
@@ -102,6 +114,34 @@ def test_one_that_is_late_may_clean_up(
 
 def test_one_that_does_not_hear_is_killed_with_what_it_has_started(tmp_path: Path) -> None:
     late(HELD_IN_A_CALL, tmp_path)
+
+
+def test_one_that_runs_others_has_the_time_to_end_them(tmp_path: Path) -> None:
+    program = command(HELD_IN_A_CALL, tmp_path)
+    code = f"""
+import os
+from squeezer.calibration import limited
+limited.GRACE_S = 2.0
+with limited.ended_when_asked():
+    limited.run_limited({program!r}, os.environ, 1000)
+"""
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_limited([sys.executable, "-c", code], os.environ, LIMIT_S, grace_s=60)
+    for name in ("self", "child"):
+        assert not is_alive(pid(tmp_path, name))
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_who_is_asked_to_end_cleans_up_however_often_it_is_asked(first: signal.Signals, tmp_path: Path) -> None:
+    with subprocess.Popen(command(CLEANS_UP_SLOWLY, tmp_path)) as program:
+        wait_for(lambda: (tmp_path / "ready").exists(), "the program")
+        program.send_signal(first)
+        wait_for(lambda: (tmp_path / "cleaning").exists(), "its end")
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            program.send_signal(number)
+        (tmp_path / "enough").touch()
+        assert program.wait(60) == 128 + first
+    assert (tmp_path / "cleaned").exists()
 
 
 @pytest.fixture

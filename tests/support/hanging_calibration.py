@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu.fake_calibration import fake_device
 from squeezer.calibration import __main__ as calibration
 from squeezer.calibration.figures import Figures, Row
-from squeezer.calibration.limited import end_when_asked
+from squeezer.calibration.limited import ended_when_asked
 from squeezer.calibration.measured_device import MeasuredDevice
 
 
@@ -29,8 +29,8 @@ class Hanging(Figures):
 
 
 if __name__ == "__main__":
-    end_when_asked()
     MeasuredDevice.open = staticmethod(fake_device)  # type: ignore[method-assign]
     program: Any = calibration
     program.Figures = partial(Hanging, program="benchmarks.gpu.fake_calibration")
-    sys.exit(calibration.main())
+    with ended_when_asked():
+        sys.exit(calibration.main())

@@ -13,7 +13,7 @@ from benchmarks.gpu import one_figure
 from benchmarks.gpu.parts import Bench
 from ds_hooks.shared.cuda_driver import DeviceWords
 from ds_hooks.shared.page.layout import Field
-from squeezer.calibration.limited import end_when_asked
+from squeezer.calibration.limited import ended_when_asked
 
 
 def hang(bench: Bench, windows: int | None) -> dict[str, Any]:
@@ -33,6 +33,6 @@ def hang(bench: Bench, windows: int | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    end_when_asked()
     one_figure.FIGURES["sigstop"] = hang
-    one_figure.main()
+    with ended_when_asked():
+        one_figure.main()
