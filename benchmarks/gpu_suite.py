@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu.device_kernels import FakeKernels
 from benchmarks.gpu.one_figure import NEED_A_GPU, PARTS, RECEIVES, ROW, WAYS, ghost_figure
-from benchmarks.gpu.parts import mps_server
+from benchmarks.gpu.parts import mps_server, no_mps_server
 from benchmarks.shared.results import machine, write
 from squeezer.calibration.limited import ended_when_asked, run_limited
 
@@ -58,7 +58,9 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: the fake driver")
     parser.add_argument("--quick", action="store_true", help="few windows")
     parser.add_argument("--json", type=Path, metavar="DIR", help="write DIR/gpu_suite.json")
-    parser.add_argument("--mps", action="store_true", help="with an MPS server of our own; writes gpu_suite_mps.json")
+    parser.add_argument(
+        "--mps", action="store_true", help="with an MPS server of our own, else with none; writes gpu_suite_mps.json"
+    )
     parser.add_argument("--only", metavar="PART", choices=PARTS, help="this part alone; what DIR has of others is kept")
     parser.add_argument("--resume", action="store_true", help="only what DIR lacks, or has no figure for but a reason")
     parser.add_argument(
@@ -75,8 +77,10 @@ def main() -> int:
     runs = [run for run in runs if run["scenario"] not in figures]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm")))
-        if options.mps:
-            stack.enter_context(mps_server(folder))
+        try:
+            stack.enter_context(mps_server(folder) if options.mps else no_mps_server())
+        except (OSError, subprocess.SubprocessError) as error:
+            sys.exit(f"nothing was measured, as no MPS server starts: {error}")
         for name in figures:
             print(f"{name} …", file=sys.stderr, flush=True)
             runs.append({"scenario": name, **_measure(name, options, folder / name)})

@@ -27,6 +27,7 @@ from ds_hooks.shared.page.file import Page, make_private_dir, page_path
 from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field, Role
 from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from squeezer.calibration import mps_server as calibration
+from squeezer.calibration.mps import PIPE_VARIABLE, directory_of, has_control
 
 UNIT_US = {"cuda": 500.0, "cpu": 3000.0}
 PATIENCE_S = 60.0
@@ -139,6 +140,14 @@ class Side:
 def mps_server(folder: Path) -> Iterator[None]:
     """Let this process, before it uses the device, and its children share the device by a server of our own."""
     with calibration.mps_server(folder) as directories, mock.patch.dict(os.environ, directories):
+        yield
+
+
+@contextmanager
+def no_mps_server() -> Iterator[None]:
+    """Let them share it by no server, even where there is one."""
+    nowhere = {PIPE_VARIABLE: os.devnull} if has_control(directory_of(os.environ)) else {}
+    with mock.patch.dict(os.environ, nowhere):
         yield
 
 

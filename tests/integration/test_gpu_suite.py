@@ -1,6 +1,7 @@
 """The GPU suite played on the fake driver: two processes, the real hooks, the real gate."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -132,6 +133,23 @@ def test_a_side_task_ends_with_a_figure_that_is_killed(
         _, side = map(int, wait_for(lambda: pids.exists() and pids.read_text(), "its side task").split())
         process.kill()
     wait_for(lambda: not is_alive(side), "its end")
+
+
+def test_without_a_server_none_is_used_although_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"  # notes what a figure's processes have in their environment
+    tool.write_text('#!/bin/sh\ncase "$*" in *loop*) echo "at $CUDA_MPS_PIPE_DIRECTORY"; exec sleep 1000;; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "control").touch()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    _, runs = suite(monkeypatch, tmp_path, "--only", "faults")
+    assert {line for run in runs for line in run["meters"]} == {"at /dev/null"}
+
+
+def test_where_no_server_starts_the_reason_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SystemExit, match=r"no MPS server starts: .*nvidia-cuda-mps-control"):
+        suite(monkeypatch, tmp_path, "--mps")
 
 
 def test_a_part_that_is_named_leaves_what_was_measured_of_others(
