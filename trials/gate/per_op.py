@@ -1,4 +1,7 @@
-"""Host work on a CUDA device: its length is unknown, so each operation there waits for a bubble by itself."""
+"""Host work on a CUDA device: its length is unknown, so each operation there waits for a bubble by itself.
+
+Neighbours share no wait: a bubble may end between them, as the host may do anything there.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
