@@ -11,7 +11,6 @@ each other, and contexts take turns: see `FakeDriver` and `FakeDevice`.
 import ctypes
 import itertools
 import queue
-import sys
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -22,15 +21,13 @@ from functools import partial
 from typing import Self
 
 from benchmarks.gpu.fake_device import FakeDevice
-from benchmarks.gpu.second_mapping import map_again, unmap
 from ds_hooks.shared.cuda_driver import DriverError, Words
 
 NAP_S, FULL_LOOK_S = 2e-5, 0.1
-SWITCH_S = 1e-4
-"""How long a caller that polls may keep the interpreter from the streams; Python's own 5 ms are many kernels."""
 _DEVICE_OFFSET = 1 << 44
 """Makes device addresses differ from the host's, so that a mix-up shows."""
 
+_MREMAP_MAYMOVE = 1
 _contexts = itertools.count(1)
 
 DEFAULT_STREAM = 0
@@ -103,8 +100,6 @@ class FakeDriver:
         device: FakeDevice | None = None,
         priority: int = 0,
     ) -> None:
-        self._switch_before_s = sys.getswitchinterval()
-        sys.setswitchinterval(SWITCH_S)
         self._device = FakeDevice() if device is None else device
         self._context, self._priority = next(_contexts), priority
         self._connections, self._depth, self._loads_lazily = connections, depth, loads_lazily
@@ -141,9 +136,8 @@ class FakeDriver:
             assert each.thread is not None
             each.thread.join()
         for registered in self._registered.values():
-            unmap(registered.own, registered.size)
+            _unmap(registered)
         self._registered = {}
-        sys.setswitchinterval(self._switch_before_s)
 
     def fail(self, call: str, at: int) -> None:
         """Let the `at`-th call of that name from now on (counted from 1) raise `DriverError`."""
@@ -272,7 +266,7 @@ class FakeDriver:
             raise DriverError("register: not whole pages")
         if address in self._registered:
             raise DriverError("register: registered already")
-        self._registered[address] = _Registered(size, map_again(address, size))
+        self._registered[address] = _Registered(size, _map_again(address, size))
         return address + _DEVICE_OFFSET
 
     def unregister(self, address: int) -> None:
@@ -282,8 +276,7 @@ class FakeDriver:
             raise DriverError("unregister: something that is queued needs it")
         if address not in self._registered:
             raise DriverError("unregister: not registered")
-        gone = self._registered.pop(address)
-        unmap(gone.own, gone.size)
+        _unmap(self._registered.pop(address))
 
     def write_word(self, stream: int, device_address: int, value: int) -> None:
         """See `Driver`."""
@@ -387,3 +380,20 @@ class FakeDriver:
 
 def _stamp(mark: _Mark) -> None:
     mark.done_ns = time.monotonic_ns()
+
+
+def _map_again(address: int, size: int) -> int:
+    """Map the same shared pages once more: as the device's, they outlive the host's mapping."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mremap.restype = ctypes.c_void_p
+    # mremap(2): an old size of 0 makes a second mapping of shared pages
+    found = libc.mremap(
+        ctypes.c_void_p(address), ctypes.c_size_t(0), ctypes.c_size_t(size), ctypes.c_int(_MREMAP_MAYMOVE)
+    )
+    if found is None or ctypes.c_ssize_t(found).value == -1:
+        raise DriverError(f"register: not shared pages (errno {ctypes.get_errno()})")
+    return int(found)
+
+
+def _unmap(registered: _Registered) -> None:
+    ctypes.CDLL(None).munmap(ctypes.c_void_p(registered.own), ctypes.c_size_t(registered.size))
