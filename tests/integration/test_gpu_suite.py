@@ -126,9 +126,9 @@ def test_what_was_measured_is_on_disk_before_anything_can_hang_at_its_end(memory
 def test_a_side_task_ends_with_a_figure_that_is_killed(
     memory_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HANGING_FIGURE", str(tmp_path))
-    monkeypatch.setenv("HEARS", "True")
     pids = tmp_path / "pids"
+    monkeypatch.setenv("HANGING_FIGURE", str(pids))
+    monkeypatch.setenv("HEARS", "True")
     with figure("-m", "tests.support.hanging_figure", folder=memory_path) as process:
         _, side = map(int, wait_for(lambda: pids.exists() and pids.read_text(), "its side task").split())
         process.kill()
