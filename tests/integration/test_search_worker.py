@@ -139,9 +139,8 @@ def test_trials_of_a_worker_whose_gate_stays_shut_go_to_one_that_has_none(tmp_pa
 
 
 def threads(pid: int) -> dict[int, int]:
-    """The scheduling class of each thread to its niceness."""
-    found = map(int, os.listdir(f"/proc/{pid}/task"))
-    return {os.sched_getscheduler(thread): os.getpriority(os.PRIO_PROCESS, thread) for thread in found}
+    """Each thread's scheduling class."""
+    return {thread: os.sched_getscheduler(thread) for thread in map(int, os.listdir(f"/proc/{pid}/task"))}
 
 
 def answer(search: SearchClient) -> list[dict[str, Any]]:
@@ -154,16 +153,16 @@ def test_until_a_main_job_is_there_it_does_not_wait_for_idle_time(search: Search
     asked = [{"number": number, "params": {"lr": 0.0 if number % 2 else 0.1}} for number in range(4)]
     assert first["trials"] == asked and not first["exhausted"]
     (pid,) = children(os.getpid())
-    assert set(threads(pid)) == {os.SCHED_OTHER, os.SCHED_BATCH}
+    assert set(threads(pid).values()) == {os.SCHED_OTHER, os.SCHED_BATCH}
     main_job.touch()
     search.send(ask=4)
     (last,) = answer(search)
     assert [trial["number"] for trial in last["trials"]] == [4, 5] and last["exhausted"]
     found = threads(pid)
-    assert set(found) == {os.SCHED_BATCH, os.SCHED_IDLE}
-    assert found[os.SCHED_BATCH] == min(os.getpriority(os.PRIO_PROCESS, 0) + HOLDER_NICE, 19), (
-        "for what it does under the lock"
-    )
+    assert found[pid] == os.SCHED_IDLE and set(found.values()) == {os.SCHED_BATCH, os.SCHED_IDLE}
+    (alive,) = (thread for thread, scheduling in found.items() if scheduling == os.SCHED_BATCH)
+    least = min(os.getpriority(os.PRIO_PROCESS, 0) + HOLDER_NICE, 19)
+    assert os.getpriority(os.PRIO_PROCESS, alive) == least, "the thread that gives signs of life"
 
 
 @pytest.mark.parametrize("storage", ["{}/study.journal", "sqlite:///{}/study.db"])

@@ -46,7 +46,7 @@ class SearchWorker:
     Args:
         study: the user's.
         config: where its trials are.
-        holder: runs all work that is done under a lock.
+        holder: runs all work that is done under the lock of the study's workers.
 
     Attributes:
         trained: number of a trial of this worker's -> how many epochs it has trained.
@@ -56,7 +56,6 @@ class SearchWorker:
     def __init__(self, study: Study, config: WorkerConfig, holder: Executor) -> None:
         self._user_study = study
         self._config = config
-        self._holder = holder
         sampler = safe_sampler(study, config.storage)
         self._host = hold(config.storage, config.directory)  # for as long as this file is open
         directory = None if config.directory is None else identity(config.directory)
@@ -86,12 +85,10 @@ class SearchWorker:
         self._beginner = Beginner(study, self._seen, self._trials.known)
         self._lost_here, self._unnoticed = set[int](), set[int]()  # lost: the side task has them, or this one held them
         self._closed, self._news = list[tuple[int, int]](), list[dict[str, Any]]()
-        self._late = LateEpochs(self._claims, holder)
+        self._late = LateEpochs(self._claims)
         self.trained: dict[int, int] = {}
         self.measures = Measures()
-        self._watch = DeadlineWatch(
-            study.deadline, lambda: outlook(study, self._study, holder.submit(self._claims.account).result())
-        )
+        self._watch = DeadlineWatch(study.deadline, lambda: outlook(study, self._study, self._claims.account()))
         self._release(died=True)
         patiently(lambda again: self.renew())
         self._files.adopt()
@@ -269,7 +266,7 @@ class SearchWorker:
     def renew(self) -> None:
         """Give a sign of life."""
         sign = self.measures.sign(dict(self.trained))
-        self.measures.told(sign, self._holder.submit(self._claims.renew, sign).result())
+        self.measures.told(sign, self._claims.renew(sign))
 
     def take_over(self) -> None:
         """Release the trials of workers that have given no sign of life. The next `ask` of any worker finds them."""
@@ -327,7 +324,7 @@ class SearchWorker:
                 mine.count(back_to, kept, released_at, self.trained[number], lets_go=lets_go)
                 return True
 
-        if not patiently(lambda again: self._holder.submit(owned, again).result()):
+        if not patiently(owned):
             return False
         if released_at is not None or lets_go:
             self._forget(number)

@@ -4,8 +4,8 @@ The side task's main program forks it once torch and the study are loaded. They 
 docs/protocol.md lists the requests and their answers.
 
 Its core belongs to the main job, so it runs only when nothing else wants that core. Three things are exempt: the first
-trials, if no main job has come yet; work under a lock for which other search workers wait; and signs of life, without
-which others would take over its trials.
+trials, if no main job has come yet; signs of life, without which others would take over its trials; and work under the
+lock of a database, for which other hosts wait. Those of one host can wait: a busy core still gives some of its time.
 """
 
 import json
@@ -27,7 +27,7 @@ from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
 from trials.search.callbacks import run_exit_functions
 from trials.search.damage import refusing_damage
-from trials.search.storage.database import StorageError, in_short, naming
+from trials.search.storage.database import StorageError, in_short, is_shared, naming
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study
 from trials.study_error import StudyError
@@ -72,7 +72,7 @@ def serve(
     holder, pulse, over = _outside_idle_class(), _outside_idle_class(), threading.Event()
     is_idle = attached()
     if is_idle:
-        run_when_idle()
+        leave_the_core(holder, config.storage)
     try:
         logs.adopt("optuna")
         with naming(config.storage):
@@ -85,7 +85,7 @@ def serve(
             pulse.submit(_live, worker, config.lease_s, over, is_suspended)
             for line in requests:
                 if not is_idle and attached():
-                    run_when_idle()
+                    leave_the_core(holder, config.storage)
                     is_idle = True
                 request = json.loads(line)
                 if "stop" in request:
@@ -180,6 +180,13 @@ def _live(worker: SearchWorker, lease_s: float, over: threading.Event, is_suspen
                 worker.take_over()
         except Exception as error:  # such as a database that is away for a while; the next try may succeed
             log.warning("the lease was not renewed: %s", in_short(error))
+
+
+def leave_the_core(holder: Executor, storage: str) -> None:
+    """Run this thread only in idle time, and `holder`'s as well unless other hosts wait for what it locks."""
+    run_when_idle()
+    if not is_shared(storage):
+        holder.submit(run_when_idle).result()
 
 
 def _outside_idle_class() -> Executor:

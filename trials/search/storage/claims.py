@@ -8,6 +8,7 @@ the same host; another database holds them itself, for any number of hosts.
 *Spans* are the accounts: trained = kept + lost, in epochs and per trial.
 """
 
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,7 +93,7 @@ class Account:
 
 
 class Claims:
-    """One worker's view of the claims on a study's trials.
+    """One worker's view of the claims on a study's trials. Its threads take turns.
 
     Args:
         engine: see `connect`.
@@ -114,6 +115,7 @@ class Claims:
     ) -> None:
         self._engine, self._study, self._worker, self._lease_s = engine, study, worker, lease_s
         self._directory, self._exclusive_rows = directory, exclusive_rows
+        self._turn = threading.Lock()
         self._told: dict[int, tuple[int, str | None]] = {}
         self._told_speeds: dict[str, float] = {}
         create_tables(engine)
@@ -129,8 +131,8 @@ class Claims:
     @contextmanager
     def alone(self) -> Iterator[LockedClaims]:
         """Hold the study's lock, and commit at the end. No other worker claims or releases meanwhile."""
-        self._told.clear()
-        with self._engine.begin() as c:
+        with self._turn, self._engine.begin() as c:
+            self._told.clear()
             row = self._lock(c, STUDY, STUDY.c.study == self._study)
             placement = None if row is None else row.placement
             yield LockedClaims(c, self._study, self._worker, self._lease_s, self._directory, placement)
@@ -147,8 +149,8 @@ class Claims:
             structure: the name of the trial's, if it has been built here.
             writes: whether claims or accounts change. A server need not wait for its disk if only the row was locked.
         """
-        self._told.pop(claim.trial, None)
-        with self._engine.begin() as c:
+        with self._turn, self._engine.begin() as c:
+            self._told.pop(claim.trial, None)
             chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == claim.trial)
             row = self._lock(c, CLAIM, chosen, writes=writes)
             is_done = row is not None and operation is not None and row.operation == operation
@@ -167,7 +169,7 @@ class Claims:
             "from_epoch": from_epoch,
             "to_epoch": to_epoch,
         }
-        with self._engine.begin() as c, suppress_duplicate(c):
+        with self._turn, self._engine.begin() as c, suppress_duplicate(c):
             c.execute(SPAN.insert().values(**values, kept=False))
 
     def renew(self, sign: Sign) -> float:
@@ -177,24 +179,25 @@ class Claims:
             The time, in seconds since 1970.
         """
         told = {trial: (epoch, sign.structures.get(trial)) for trial, epoch in sign.trained.items()}
-        with self._engine.begin() as c:
-            time_s = claim_tables.now_s(c)
-            mine = (WORKER.c.study == self._study) & (WORKER.c.worker == self._worker)
-            lives = {"expires_s": time_s + self._lease_s, "is_idle": sign.is_idle}
-            if not c.execute(WORKER.update().where(mine).values(**lives)).rowcount:
-                values = {"worker": self._worker, "directory": self._directory, "exclusive_rows": self._exclusive_rows}
-                c.execute(WORKER.insert().values(study=self._study, **values, **lives))
-                self._told_speeds = {}
-            # in the order in which `LockedClaims.release` locks them
-            news = sorted(trial for trial, said in told.items() if self._told.get(trial) != said)
-            self._tell(c, {trial: told[trial] for trial in news})
-            before = self._told_speeds
-            speeds = {name: speed for name, speed in sign.speeds.items() if _differs(speed, before.get(name))}
-            write_speeds(c, self._study, self._worker, speeds)
-            write_minutes(c, self._study, self._worker, sign.minutes)
-            date_s = since_1970_s(c, time_s)
-        self._told = told
-        self._told_speeds |= speeds
+        with self._turn:
+            with self._engine.begin() as c:
+                time_s = claim_tables.now_s(c)
+                mine = (WORKER.c.study == self._study) & (WORKER.c.worker == self._worker)
+                lives = {"expires_s": time_s + self._lease_s, "is_idle": sign.is_idle}
+                if not c.execute(WORKER.update().where(mine).values(**lives)).rowcount:
+                    values = {"study": self._study, "worker": self._worker, "directory": self._directory, **lives}
+                    c.execute(WORKER.insert().values(**values, exclusive_rows=self._exclusive_rows))
+                    self._told_speeds = {}
+                # in the order in which `LockedClaims.release` locks them
+                news = sorted(trial for trial, said in told.items() if self._told.get(trial) != said)
+                self._tell(c, {trial: told[trial] for trial in news})
+                before = self._told_speeds
+                speeds = {name: speed for name, speed in sign.speeds.items() if _differs(speed, before.get(name))}
+                write_speeds(c, self._study, self._worker, speeds)
+                write_minutes(c, self._study, self._worker, sign.minutes)
+                date_s = since_1970_s(c, time_s)
+            self._told = told
+            self._told_speeds |= speeds
         return date_s
 
     def _tell(self, c: sa.Connection, news: Mapping[int, tuple[int, str | None]]) -> None:
@@ -208,7 +211,8 @@ class Claims:
 
     def account(self) -> Account:
         """What has been trained in all, and when."""
-        return read_account(self._engine, self._study)
+        with self._turn:
+            return read_account(self._engine, self._study)
 
     def spans(self) -> list[Span]:
         """The study's accounts."""

@@ -1,7 +1,6 @@
 """What a side task has trained of a trial before it hears that the trial has ended."""
 
 from collections.abc import Collection, Mapping
-from concurrent.futures import Executor
 from typing import Any
 
 from trials.search.storage.claims import Claim, Claims
@@ -13,11 +12,10 @@ class LateEpochs:
 
     Args:
         claims: those of the study.
-        holder: runs all work that is done under a lock.
     """
 
-    def __init__(self, claims: Claims, holder: Executor) -> None:
-        self._claims, self._holder = claims, holder
+    def __init__(self, claims: Claims) -> None:
+        self._claims = claims
         self._ended: dict[int, tuple[Claim, int]] = {}
 
     def end(self, claim: Claim, trained: int) -> None:
@@ -37,4 +35,4 @@ class LateEpochs:
         self._ended = {number: ended for number, ended in self._ended.items() if number in here}
 
     def _count(self, *lost: Any) -> None:
-        patiently(lambda again: self._holder.submit(self._claims.add_lost, *lost).result())
+        patiently(lambda again: self._claims.add_lost(*lost))
