@@ -16,6 +16,8 @@ Each job runs in three ways, beside a study that is searched and pruned, and nev
 - *yield*: several runs as a user would start them, with all defaults; their reports' yield, and what the rest of the
   bubble time went to.
 - *steady*: the same in one run several times as long, of which starting and ending take a smaller part.
+- *lasting*: several runs as for *yield*, beside a study whose trials train ten times as long. What a trial costs
+  besides its training counts for less there.
 
 Each round gives one log ratio of mean step times over both ranks; their mean is the slowdown, with Student's t interval
 over the rounds. The first step of a block does not count, for it still feels the block before; of a long one, the first
@@ -41,7 +43,7 @@ from benchmarks.shared.intervals import mean_and_ci95, winsorized
 from benchmarks.shared.paths import ROOT
 from benchmarks.shared.processes import environment, run_directories, start
 from benchmarks.shared.results import commit, finish, kept_runs, parse, write
-from benchmarks.studies import MANY_DIGITS, PLACEBO_DIGITS
+from benchmarks.studies import LASTING_DIGITS, MANY_DIGITS, PLACEBO_DIGITS
 from benchmarks.windows.modes import ALONE, AWAKE, CACHE_PLACEBO, DEFAULTS, PLACEBO, PREEMPTIVE, WINDOWED, Windows
 from benchmarks.windows.spinners import spinners
 from squeezer.records.reader import load_run
@@ -73,7 +75,8 @@ def main() -> int:
         kept = json.loads(options.json.read_text(encoding="utf-8"))
         runs = kept["runs"] if kept["commit"] == commit() and kept["quick"] == options.quick else []
     plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("cost", "long", "steady")]
-    plan += [(f"{job}_yield", i) for job in JOBS for i in range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)]
+    repeats = range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)
+    plan += [(f"{job}_{kind}", i) for job in JOBS for kind in ("yield", "lasting") for i in repeats]
     for scenario, number in random.Random(0).sample(plan, len(plan)):
         is_done = any((run["scenario"], run["run"]) == (scenario, number) for run in runs)
         if options.only not in (None, scenario) or is_done:
@@ -108,7 +111,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     mean, interval = mean_and_ci95(_first_steps(run["steps_ms"], mode))
                     figures[f"{job}_{name}"] = math.expm1(mean)
                     figures[f"{job}_{name}_ci95"] = interval and [math.expm1(bound) for bound in interval]
-    for job, kind in itertools.product(JOBS, ("yield", "steady")):
+    for job, kind in itertools.product(JOBS, WATERFALLS):
         own = [run for run in runs if run["scenario"] == f"{job}_{kind}" and run["yield"] is not None]
         if own:
             mean, interval = mean_and_ci95([run["yield"] for run in own])
@@ -120,7 +123,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return figures
 
 
-WATERFALLS = {"yield": "waterfall", "steady": "steady_waterfall"}
+WATERFALLS = {"yield": "waterfall", "steady": "steady_waterfall", "lasting": "lasting_waterfall"}
 COMPARED = {
     "cost": {
         "slowdown": (PREEMPTIVE, AWAKE),
@@ -173,10 +176,11 @@ def _first_steps(steps_ms: Sequence[Sequence[Any]], mode: str) -> list[float]:
 
 
 def _measure(job: str, kind: str, quick: bool) -> dict[str, Any]:
-    if kind == "yield":
-        return _yield(job, QUICK_YIELD_STEPS if quick else YIELD_STEPS)
+    if kind in ("yield", "lasting"):
+        study = MANY_DIGITS if kind == "yield" else LASTING_DIGITS
+        return _yield(job, study, QUICK_YIELD_STEPS if quick else YIELD_STEPS)
     if kind == "steady":
-        return _yield(job, QUICK_STEADY_STEPS if quick else STEADY_STEPS)
+        return _yield(job, MANY_DIGITS, QUICK_STEADY_STEPS if quick else STEADY_STEPS)
     if kind == "long":
         return _in_blocks(job, LONG_WINDOWS, QUICK_LONG_ROUNDS if quick else LONG_ROUNDS)
     return _in_blocks(job, WINDOWS, QUICK_ROUNDS if quick else ROUNDS)
@@ -194,10 +198,10 @@ def _in_blocks(job: str, windows: Windows, rounds: int) -> dict[str, Any]:
         return {"commit": commit(), "steps_ms": counted}
 
 
-def _yield(job: str, steps: int) -> dict[str, Any]:
+def _yield(job: str, study: Path, steps: int) -> dict[str, Any]:
     """One run as a user starts it."""
     with run_directories() as (run, pages):
-        _train("launch.ds_squeeze", job, steps, _config(run, DEFAULTS, MANY_DIGITS), environment(pages))
+        _train("launch.ds_squeeze", job, steps, _config(run, DEFAULTS, study), environment(pages))
         command = [sys.executable, "-m", "squeezer", "report", str(run), "--json"]
         report = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
         keys = ("steps", "slowdown", "slowdown_ci95", "slowdown_pairs", "step_ms_alone", "alone_share")
