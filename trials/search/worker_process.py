@@ -11,6 +11,7 @@ lock of a database, for which other hosts wait. Those of one host can wait: a bu
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
@@ -146,7 +147,9 @@ def _answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] 
         case {"report": number, "epoch": epoch, "value": value, "final": final, **rest}:
             return worker.report(number, epoch, value, final, **rest)
         case {"checkpoint": number, "file": file}:
-            return worker.checkpoint(number, Path(file))
+            began_s = time.thread_time()
+            answer = worker.checkpoint(number, Path(file))
+            return {**answer, "cost_s": time.thread_time() - began_s} if answer and "taken" in answer else answer
         case {"trained": epochs}:
             worker.note({int(number): epoch for number, epoch in epochs.items()})
         case {"began": number, "epoch": epoch, **rest}:

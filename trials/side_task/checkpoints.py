@@ -76,6 +76,7 @@ class Checkpoints:
 
     Attributes:
         work: what is trained, and what of it is safe.
+        taking_cost_s: of a core, what the search worker needed to take the last file.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Checkpoints:
         self._handed: dict[int, _Written] = {}  # the last of each trial: the search worker may take it much later
         self._milestones: dict[int, int] = {}
         self._paused: dict[int, TrialState] = {}  # the longest first
-        self._cost_s = 0.0
+        self._cost_s = self.taking_cost_s = 0.0
         self._bar: float | None = None
         self._warned: set[str] = set()
 
@@ -177,7 +178,7 @@ class Checkpoints:
         now_s = self._clock_s()
         since_s = now_s - min(self._saved_of(number).at_s for number in group.numbers)
         is_first = any(self._is_first(number) for number in group.numbers)
-        is_dear = self._cost_s * group.size > since_s * MOST_COST_WITHIN and not is_first
+        is_dear = self._file_cost_s() * group.size > since_s * MOST_COST_WITHIN and not is_first
         if is_dear or min(since_s, now_s - self._began_s) < min(map(self._period_s, group.numbers)):
             return False
         marks = [mark(number) for number in group.numbers]
@@ -268,11 +269,14 @@ class Checkpoints:
             return False
         if self._is_first(number):
             return True
-        now_s, saved, cost_s = self._clock_s(), self._saved_of(number), self._cost_s * trials
+        now_s, saved, cost_s = self._clock_s(), self._saved_of(number), self._file_cost_s() * trials
         if epoch in self._study.rungs and cost_s <= (now_s - saved.at_s) * MOST_COST_AT_RUNGS:
             return True
         since_s = now_s - saved.end_s
         return since_s >= self._period_s(number) and cost_s * (1 + saved.within) <= since_s * MOST_COST
+
+    def _file_cost_s(self) -> float:
+        return self._cost_s + self.taking_cost_s
 
     def _is_first(self, number: int) -> bool:
         return not self._suspects.get(number, True)

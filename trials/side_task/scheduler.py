@@ -198,8 +198,9 @@ class Scheduler:
 
     def _take(self, answer: dict[str, Any]) -> None:
         match answer:
-            case {"taken": number, "epoch": epoch, "place": place}:
+            case {"taken": number, "epoch": epoch, "place": place, "cost_s": cost_s}:
                 self._work.taken(number, (epoch, place))
+                self._checkpoints.taking_cost_s = cost_s
             case {"pruned": number}:
                 self._results.dropped.add(number)
                 self._work.ended(number)

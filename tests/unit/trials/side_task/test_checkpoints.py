@@ -358,9 +358,18 @@ def test_a_full_disk_costs_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert_all_ended(worker, study)
 
 
-@pytest.mark.parametrize("rungs", [(1, 2), ()])
+class Slow(Direct):
+    """To a search worker that needs 300 ms of a core to take a file."""
+
+    def answers(self, wait_s: float = 0.0) -> list[dict[str, Any]]:
+        return [{**each, "cost_s": 0.3} if "taken" in each else each for each in super().answers(wait_s)]
+
+
+@pytest.mark.parametrize(
+    ("rungs", "search", "taking_s"), [((1, 2), Direct, 0.0), ((), Direct, 0.0), ((1, 2), Slow, 0.3)]
+)
 def test_saving_all_trials_takes_at_most_a_share_of_the_time(
-    rungs: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rungs: tuple[int, ...], search: type[Direct], taking_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a clock on which a training step takes 7 s, and a file 300 ms."""
     now_s, files, file_s = 0.0, 0, 0.3
@@ -383,7 +392,7 @@ def test_saving_all_trials_takes_at_most_a_share_of_the_time(
     study.epochs, study.trials = 30, 4
     study.rungs = rungs
     worker = hire(study, tmp_path)
-    scheduler = Scheduler(study, OpenGate(), Direct(worker), lambda status: None, directory=tmp_path)
+    scheduler = Scheduler(study, OpenGate(), search(worker), lambda status: None, directory=tmp_path)
     scheduler._checkpoints._clock_s = lambda: now_s
     scheduler.run()
-    assert 0 < files * file_s <= checkpoints.MOST_COST * now_s
+    assert 0 < files * (file_s + taking_s) <= checkpoints.MOST_COST * now_s
