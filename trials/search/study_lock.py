@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import optuna
@@ -10,6 +11,7 @@ from trials.search.cached_storage import CachedStorage
 from trials.search.choice.next_trials import requeue
 from trials.search.storage.claims import Claim, Claims, LockedClaims
 from trials.search.storage.database import patiently
+from trials.search.storage.journal import together
 
 _Result = TypeVar("_Result")
 
@@ -49,7 +51,7 @@ class StudyLock:
         """Do something under the lock, once."""
 
         def locked() -> _Result:
-            with self._claims.alone() as held:
+            with self._claims.alone() as held, self._together():
                 if self.study is not None and isinstance(self.study._storage, CachedStorage):
                     fences = held.fences(self._fence)
                     self.study._storage.look_at_changes(self.study._study_id, fences, self._fence)
@@ -57,3 +59,6 @@ class StudyLock:
                 return do(held)
 
         return self._holder.submit(locked).result()
+
+    def _together(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.study is None else together(self.study._storage)

@@ -31,6 +31,7 @@ from trials.search.storage.claims import Claims, LockedClaims
 from trials.search.storage.database import START_PATIENCE_S, connect, is_away, patiently
 from trials.search.storage.directory_identity import Unseen, identity
 from trials.search.storage.host_lock import hold
+from trials.search.storage.journal import together
 from trials.search.storage.late_epochs import LateEpochs
 from trials.search.study_lock import StudyLock
 from trials.study import Study
@@ -317,7 +318,8 @@ class SearchWorker:
                     return mine is not None
                 try:
                     if not (again and released_at is not None and self._ended_after(number) is not None):
-                        write()
+                        with together(self._storage):
+                            write()
                 except UpdateFinishedTrialError:  # closed by someone meanwhile
                     mine.end(self._ended_after(number) or 0, self.trained[number])
                     return False
@@ -394,4 +396,5 @@ class SearchWorker:
             log.info("a worker has left %d trials, which wait for another", len(numbers))
 
     def _begin_all(self, claimed: Sequence[Claimed], again: bool = False) -> list[dict[str, Any] | Unbegun]:
-        return [self._beginner.begin(each, again) for each in claimed]
+        with together(self._storage):
+            return [self._beginner.begin(each, again) for each in claimed]

@@ -1,54 +1,20 @@
 """Opens the storage, named in the configuration, where Optuna keeps a study."""
 
-import fcntl
 import json
 import os
 from pathlib import Path
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages._rdb.models import BaseModel
-from optuna.storages.journal import JournalFileBackend
 from optuna.storages.journal._storage import JournalOperation
 from sqlalchemy import create_engine, inspect, make_url, text
 
 from ds_hooks.shared.private_file import check_ours, open_private, sync_name
 from ds_hooks.shared.secrets import hide_password
 from trials.search.storage.database import StorageError, engine_options, is_sqlite, usable_url
+from trials.search.storage.journal import Journal
 
 _BEGINNING = b'{"op_code":'
-
-BLOCK_BYTES = 1 << 16
-"""Half a line is looked through in pieces: that of a long history may have any length."""
-
-
-class _FileLock:
-    """A journal's lock that ends with its process.
-
-    Optuna's own lock is a file. It outlives a killed process, and then others wait for it for half a minute.
-
-    Getting this lock also removes half a line that a full disk or a crash has left. The next line would be unreadable
-    behind it.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = -1
-
-    def acquire(self) -> bool:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        end = whole = os.lseek(fd, 0, os.SEEK_END)
-        while whole and os.pread(fd, 1, whole - 1) != b"\n":
-            begin = max(0, whole - BLOCK_BYTES)
-            whole = begin + os.pread(fd, whole - begin, begin).rfind(b"\n") + 1
-        if whole < end:
-            os.ftruncate(fd, whole)
-        self._fd = fd
-        return True
-
-    def release(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # a process that the study has forked meanwhile has the file open, too
-        os.close(self._fd)
 
 
 def storage_file(named: str) -> str | None:
@@ -76,7 +42,7 @@ def open_storage(named: str) -> BaseStorage:
         try:
             if not _begins_as_journal(named):
                 raise ValueError
-            return JournalStorage(JournalFileBackend(named, _FileLock(named)))
+            return JournalStorage(Journal(named))
         except (ValueError, KeyError, TypeError, AssertionError):
             raise StorageError(f"the study's storage {named} is {_fault(named)}") from None
     url = usable_url(named)

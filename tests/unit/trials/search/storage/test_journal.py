@@ -1,0 +1,112 @@
+"""Optuna's journal as workers write it: what counts is on the disk, in one wait for each step of a trial."""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+import sqlalchemy as sa
+from optuna.storages import JournalStorage
+
+from tests.support.fused_and_solo import AtOnce
+from tests.support.simulated import Pretended
+from trials.search.storage.journal import Journal, together
+from trials.search.storage.optuna_storage import open_storage
+from trials.search.worker import SearchWorker, WorkerConfig
+
+LINE = {"op_code": 0, "worker_id": "me"}
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The journal's length at each wait for the disk."""
+    found: list[int] = []
+    sync = os.fsync
+
+    def fsync(fd: int) -> None:
+        sync(fd)
+        found.append(os.fstat(fd).st_size)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return found
+
+
+def test_each_line_is_waited_for_unless_several_are_written_together(tmp_path: Path, waits: list[int]) -> None:
+    path = tmp_path / "study.journal"
+    journal = Journal(str(path))
+    for _ in range(3):
+        journal.append_logs([LINE])
+    one = waits[0]
+    assert waits == [one, 2 * one, 3 * one]
+    waits.clear()
+    with journal.together():
+        journal.append_logs([LINE])
+        with journal.together():
+            journal.append_logs([LINE, LINE])
+        journal.append_logs([LINE])
+        assert list(journal.read_logs(0)) == [LINE] * 7, "others see them at once"
+    with journal.together():
+        pass
+    assert waits == [6 * one, 7 * one] and path.stat().st_size == 7 * one
+
+
+def test_what_was_written_before_an_error_is_waited_for(tmp_path: Path, waits: list[int]) -> None:
+    journal = Journal(str(tmp_path / "study.journal"))
+    with pytest.raises(ZeroDivisionError), journal.together():
+        journal.append_logs([LINE])
+        raise ZeroDivisionError
+    assert len(waits) == 1
+
+
+def test_another_thread_waits_for_its_own_lines(tmp_path: Path, waits: list[int]) -> None:
+    """A callback of the user's, say."""
+    journal = Journal(str(tmp_path / "study.journal"))
+    with journal.together():
+        other = threading.Thread(target=journal.append_logs, args=([LINE],))
+        other.start()
+        other.join()
+        assert len(waits) == 1
+    assert len(waits) == 1
+
+
+def test_other_storages_are_as_they_were() -> None:
+    storage = optuna.storages.InMemoryStorage()
+    with together(storage):
+        assert optuna.create_study(storage=storage).ask().number == 0
+
+
+def test_a_claim_is_committed_only_when_the_journal_has_what_belongs_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that crashes between the two knows of a trial that nobody has, which the next worker takes."""
+    events: list[str] = []
+
+    def noting(name: str, of: Callable[..., object]) -> Callable[..., object]:
+        def noted(*args: object, **named: object) -> object:
+            events.append(name)
+            return of(*args, **named)
+
+        return noted
+
+    study = Pretended(3)
+    config = WorkerConfig(storage=f"{tmp_path}/study.journal", study_name="s", worker="me", directory=tmp_path)
+    worker = SearchWorker(study, config, AtOnce())
+    monkeypatch.setattr(Journal, "append_logs", noting("write", Journal.append_logs))
+    monkeypatch.setattr(os, "fsync", noting("wait", os.fsync))
+    sa.event.listen(worker._claims._engine, "commit", lambda c: events.append("commit"))
+    first, second, _ = (trial["number"] for trial in worker.ask(3)["trials"])
+    worker.report(first, 1, 0.5, False, history={"loss": [1.0]})
+    worker.report(first, study.epochs, 0.5, True, history={"loss": [1.0]})
+    worker.fail(second, "the user's reason")
+    worker.stop()
+    assert isinstance(worker._study._storage, JournalStorage)
+    unsaved, waits = 0, 0
+    for event in events:
+        unsaved = {"write": unsaved + 1, "wait": 0, "commit": unsaved}[event]
+        waits += event == "wait"
+        assert event != "commit" or not unsaved
+    assert unsaved == 0 and events.count("write") > 2 * waits > 0
+    trials = optuna.load_study(study_name="s", storage=open_storage(config.storage)).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "WAITING"]
