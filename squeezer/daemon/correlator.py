@@ -165,7 +165,8 @@ class Correlator:
         shut = step.shut if step is not None else Shut.ALONE
         self._ended = ended, shut, message.side_cpu_ns
         self._side_cpu_ns = message.side_cpu_ns
-        return [BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns, begun.gap_ns)]
+        may_be_late = not self._host_measures and start.permit_ns > 0
+        return [BubbleEnded(message.slot, wire.WaitKind(message.wait).name, length_ns, begun.gap_ns, may_be_late)]
 
     def instructions(self, message: wire.Instructions) -> list[Found]:
         """A part of a step's instructions has run."""

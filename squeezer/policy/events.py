@@ -77,12 +77,17 @@ class Overran:
 
 @dataclass(frozen=True, slots=True)
 class BubbleEnded:
-    """A bubble of `slot` was `length_ns` long. It began `gap_ns` after the end of the one before; None: unknown."""
+    """A bubble of `slot` was `length_ns` long. It began `gap_ns` after the end of the one before; None: unknown.
+
+    Attributes:
+        may_be_late: the side task could run in it, on a device on which that can delay the end.
+    """
 
     slot: int
     wait: str
     length_ns: int
     gap_ns: int | None = None
+    may_be_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)

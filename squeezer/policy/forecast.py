@@ -4,6 +4,9 @@ A bubble ends when a peer's message arrives. If the peers keep pace, the time fr
 always the same, however long our own work took in between. If they do not, the bubble's own length is the better
 guide. So ends are counted both ways, and the steadier one is used.
 
+Where a side task can delay a bubble's end, the permit would follow the delay, and the delay the permit. So a bubble
+that was opened counts there as no longer than the longest of those that stayed shut.
+
 Later values weigh more, and the forecast is their quantile. Where many ends lie close together, running work would
 overrun, so the time around them is left out. Where ends are far apart, avoiding each would waste more than it saves.
 """
@@ -35,6 +38,8 @@ MOST_INTERVALS = 4
 """The most per bubble; the longest are kept."""
 STALLED = 2
 """No forecast holds for a bubble that lasts this many times longer than any before. Its end may be far away."""
+STALE_AFTER = 1024
+"""After this many bubbles of a slot that a side task may have prolonged, what was seen before them counts no more."""
 LONGEST_NS = 60_000_000_000
 """Longer than any bubble. It must be finite, in case the main job hangs in one."""
 
@@ -132,10 +137,24 @@ class _Slot:
 
     def __init__(self) -> None:
         self.lengths, self.ends = _Sample(), _Sample()
+        self._true_ns: deque[int] = deque(maxlen=HISTORY)  # lengths that no side task can have changed
+        self._since_true = 0
         self.by_end = False
         self.length: Forecast | None = None
         self.end: Forecast | None = None
         self.intervals: dict[int, list[tuple[int, int]]] = {}
+
+    def believed_ns(self, length_ns: int, *, may_be_late: bool) -> int:
+        """As how long a bubble counts. One that is far longer than all that stayed shut is on another level."""
+        if not may_be_late:
+            self._true_ns.append(length_ns)
+            self._since_true = 0
+            return length_ns
+        self._since_true += 1
+        if len(self._true_ns) < FEW or self._since_true > STALE_AFTER:
+            return length_ns
+        longest_ns = max(self._true_ns)
+        return min(length_ns, longest_ns) if length_ns < STALLED * longest_ns else length_ns
 
     def refresh(self, quantile: float) -> None:
         """Update the forecasts."""
@@ -161,17 +180,19 @@ class SlotForecast:
         self._quantile = quantile
         self._slots: dict[int, _Slot] = {}
 
-    def observe(self, slot: int, length_ns: int, gap_ns: int | None = None) -> None:
+    def observe(self, slot: int, length_ns: int, gap_ns: int | None = None, *, may_be_late: bool = False) -> None:
         """Take a bubble of `slot` that has ended.
 
         Args:
             slot: its number.
             length_ns: how long it was.
             gap_ns: how long after the end of the bubble before it began; None: unknown, or irrelevant.
+            may_be_late: whether a side task may have delayed its end.
         """
         known = self._slots.get(slot)
         if known is None:
             known = self._slots[slot] = _Slot()
+        length_ns = known.believed_ns(length_ns, may_be_late=may_be_late)
         lengths, ends = known.lengths, known.ends
         has_shifted = lengths.add(length_ns)
         if gap_ns is not None:

@@ -271,7 +271,7 @@ class GateMachine:
 
     def _learn(self, event: Event) -> list[Action]:
         assert isinstance(event, BubbleEnded)
-        self.forecast.observe(event.slot, event.length_ns, event.gap_ns)
+        self.forecast.observe(event.slot, event.length_ns, event.gap_ns, may_be_late=event.may_be_late)
         forecast = self.forecast.of(event.slot)
         if forecast is None:
             return []

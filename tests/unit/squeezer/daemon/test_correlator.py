@@ -125,6 +125,15 @@ def test_where_only_the_side_task_measures_its_overruns_count_for_the_last_opene
     assert device.asked == [(3, None), (5, None), (8, None), (3, None)]
 
 
+@pytest.mark.parametrize("host_measures", [True, False])
+@pytest.mark.parametrize("permit_ns", [0, 30])
+def test_an_opened_bubble_may_end_late_where_the_host_runs_ahead(host_measures: bool, permit_ns: int) -> None:
+    device = Device(host_measures=host_measures)
+    device.start(100, epoch=1, permit_ns=permit_ns)
+    may_be_late = not host_measures and permit_ns > 0
+    assert device.end(160, epoch=1) == [BubbleEnded(3, "RECV_GRAD", 60, None, may_be_late)]
+
+
 def test_instructions_have_names_and_absolute_times() -> None:
     message = wire.Instructions(4, 1000, ((wire.InstructionKind.FORWARD_PASS, 2, 5, 9),))
     assert Device().correlator.instructions(message) == [Instructions(step=4, items=(("FORWARD_PASS", 2, 1005, 1009),))]

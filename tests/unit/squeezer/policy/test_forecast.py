@@ -6,7 +6,16 @@ from collections.abc import Iterable
 import pytest
 
 from ds_hooks.shared.page.layout import RENEWALS_PER_SLOT
-from squeezer.policy.forecast import LONGEST_NS, MOST_INTERVALS, SHIFT_AFTER, STALLED, Forecast, SlotForecast
+from squeezer.policy.forecast import (
+    HISTORY,
+    LONGEST_NS,
+    MOST_INTERVALS,
+    SHIFT_AFTER,
+    STALE_AFTER,
+    STALLED,
+    Forecast,
+    SlotForecast,
+)
 
 MS = 1_000_000
 
@@ -228,3 +237,58 @@ def test_old_values_are_forgotten_however_many_there_were() -> None:
     noise = random.Random(7)
     lengths_ms = [noise.uniform(10, 11) for _ in range(2000)]
     assert after(lengths_ms) == after([*[10.0] * 4, *lengths_ms[-64:]]), "their weights grow, and are scaled down"
+
+
+def longest_permit_ms(*, told: bool) -> float:
+    """Of bubbles of 10 ms, three of thirty left shut; they do not end before 3 ms after the side task's last interval.
+
+    Args:
+        told: whether the forecast learns that it may.
+    """
+    forecast, longest_ns = SlotForecast(0.4), 0
+    for index in range(300):
+        opened = index >= 12 and index % 30 >= 3
+        permit_ns = forecast.intervals_ns(3, MS)[-2][1] if opened else 0  # the last one is for stalls
+        longest_ns = max(longest_ns, permit_ns)
+        forecast.observe(3, max(10 * MS, permit_ns + 3 * MS), may_be_late=told and opened)
+    return longest_ns / MS
+
+
+def test_a_permit_does_not_follow_the_delay_that_it_causes() -> None:
+    assert longest_permit_ms(told=True) == 9
+    assert longest_permit_ms(told=False) > 20
+
+
+def after_opened(forecast: SlotForecast, *lengths_ms: float) -> float | None:
+    """The forecast in ms after further bubbles in which a side task ran."""
+    for ms in lengths_ms:
+        forecast.observe(3, round(ms * MS), may_be_late=True)
+    found_ns = forecast.length_ns(3)
+    return None if found_ns is None else found_ns / MS
+
+
+def shut(*lengths_ms: float) -> SlotForecast:
+    forecast = SlotForecast(0.4)
+    for ms in lengths_ms:
+        forecast.observe(3, round(ms * MS))
+    return forecast
+
+
+def test_bubbles_that_have_become_longer_are_believed_once_shut_ones_are_as_long() -> None:
+    forecast = shut(*[10] * 8)
+    assert after_opened(forecast, *[15] * HISTORY) == 10
+    for _ in range(SHIFT_AFTER):
+        forecast.observe(3, 15 * MS)
+    assert after_opened(forecast, *[15] * HISTORY) == 15
+
+
+def test_shorter_bubbles_and_another_level_are_believed_at_once() -> None:
+    assert after_opened(shut(*[10] * 8), *[5] * HISTORY) == 5
+    assert after_opened(shut(*[10] * 8), *[10 * STALLED] * SHIFT_AFTER) == 10 * STALLED
+
+
+def test_all_lengths_are_believed_where_too_few_bubbles_stay_shut_to_tell() -> None:
+    assert after_opened(shut(*[10] * 7), *[15] * HISTORY) == 15
+    forecast = shut(*[10] * 8)
+    assert after_opened(forecast, *[15] * STALE_AFTER) == 10
+    assert after_opened(forecast, *[15] * HISTORY) == 15

@@ -65,6 +65,14 @@ def test_a_bubble_that_is_open_for_renewals_alone_counts_once(machine: GateMachi
     assert machine.guard.margin_ns(4) == 8 * MS
 
 
+def test_a_plan_does_not_follow_ends_that_its_side_task_may_have_delayed(machine: GateMachine) -> None:
+    attached(machine)
+    ended(machine, *[10] * 8)
+    for _ in range(32):
+        assert machine.handle(BubbleEnded(4, "RECV_GRAD", 14 * MS, None, True)) == []
+    assert any(isinstance(action, PlanSlot) for action in ended(machine, *[14] * 32))
+
+
 def test_what_overran_while_it_started_is_forgotten(machine: GateMachine) -> None:
     attached(machine, Side.STARTING)
     ended(machine, 10, 10)
