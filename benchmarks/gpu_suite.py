@@ -31,6 +31,7 @@ from benchmarks.gpu.one_figure import NEED_A_GPU, PARTS, RECEIVES, ROW, WAYS, gh
 from benchmarks.gpu.parts import mps_server, no_mps_server
 from benchmarks.shared.results import machine, write
 from squeezer.calibration.limited import ended_when_asked, run_limited
+from squeezer.calibration.mps_server import NoServerError
 
 NAME = "gpu_suite"
 ONE_FIGURE = "benchmarks.gpu.one_figure"
@@ -79,8 +80,8 @@ def main() -> int:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm")))
         try:
             stack.enter_context(mps_server(folder) if options.mps else no_mps_server())
-        except (OSError, subprocess.SubprocessError) as error:
-            sys.exit(f"nothing was measured, as no MPS server starts: {error}")
+        except NoServerError as error:
+            sys.exit(f"nothing was measured: {error}")
         for name in figures:
             print(f"{name} …", file=sys.stderr, flush=True)
             runs.append({"scenario": name, **_measure(name, options, folder / name)})

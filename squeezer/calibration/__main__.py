@@ -19,7 +19,7 @@ from ds_hooks.shared.cuda_driver import DriverError
 from squeezer.calibration.figures import FIGURES, SHUT_S, Figures
 from squeezer.calibration.limited import FIGURE_LIMIT_S, ended_when_asked, run_limited
 from squeezer.calibration.measured_device import LateError, MeasuredDevice
-from squeezer.calibration.mps_server import mps_server
+from squeezer.calibration.mps_server import NoServerError, mps_server
 from squeezer.calibration.verdict_store import driver_version
 
 PROGRAM = "squeezer.calibration"
@@ -35,6 +35,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a quarter of the repetitions")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    unknown = sorted({*options.figures.split(",")} - {*FIGURES})
+    if unknown:
+        parser.error(f"no such figure: {', '.join(unknown)}; there are {', '.join(FIGURES)}")
     if options.one:
         return _measure(options)
     failed = 0
@@ -42,7 +45,10 @@ def main() -> int:
         environment = dict(os.environ)
         if options.mps:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-mps-")))
-            environment |= stack.enter_context(mps_server(folder))
+            try:
+                environment |= stack.enter_context(mps_server(folder))
+            except NoServerError as error:
+                sys.exit(f"nothing was measured: {error}")
         again = [*sys.argv[1:], "--one"]
         for figure in options.figures.split(","):
             start_s = time.monotonic()
@@ -81,7 +87,8 @@ def _measure(options: argparse.Namespace) -> int:
 
 
 def _write(options: argparse.Namespace, figure: str, row: dict[str, Any]) -> None:
-    kept = {"figure": figure, "mps": options.mps, "side_environment": options.side, **row}
+    how = {"mps": options.mps, "quick": options.quick, "side_environment": options.side}
+    kept = {"figure": figure, **how, **row}
     with options.file.open("a", encoding="utf-8") as file:
         file.write(json.dumps(kept) + "\n")
 
