@@ -71,8 +71,8 @@ def main() -> int:
     parser.add_argument("--receives", nargs="+", choices=RECEIVES, default=RECEIVES, help="and its receives")
     parser.add_argument("--windows", type=int, metavar="N", help="and its pairs of windows")
     options = parser.parse_args()
-    figures, runs = figures_of(options), _kept(options)
     machine()  # asks the device's own tool while the device is sound
+    figures, runs = figures_of(options), _kept(options)
     if options.resume:
         figures = [name for name in figures if all(run["scenario"] != name or "error" in run for run in runs)]
     runs = [run for run in runs if run["scenario"] not in figures]
@@ -135,15 +135,22 @@ def _file(options: argparse.Namespace) -> Path:
 
 
 def _kept(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """What the file has of this kind of device, where this run does not measure everything."""
+    """What the file has, where this run does not measure everything. All of a file is measured in one way."""
     if not options.json or not (options.only or options.resume) or not _file(options).exists():
         return []
-    is_fake = options.device == "cpu"
     try:
-        runs = [dict(run, scenario=str(run["scenario"])) for run in json.loads(_file(options).read_bytes())["runs"]]
+        content = json.loads(_file(options).read_bytes())
+        runs = [dict(run, scenario=str(run["scenario"])) for run in content["runs"]]
+        then = {"quick": content["quick"], **content["machine"]}
     except (LookupError, TypeError, ValueError) as error:
         sys.exit(f"{_file(options)} is no file of this suite, so nothing is added to it: {error}")
-    return [run for run in runs if "error" in run or (run.get("device") == FakeKernels.name) is is_fake]
+    now = {"quick": options.quick, **machine()}
+    others = [f"{name} {then.get(name)}, now {value}" for name, value in now.items() if then.get(name) != value]
+    if any((run["device"] == FakeKernels.name) is not (options.device == "cpu") for run in runs if "device" in run):
+        others.append(f"device {_device(runs)}, now {options.device}")
+    if others:
+        sys.exit(f"{_file(options)} was measured otherwise ({'; '.join(others)}); name another directory by --json")
+    return runs
 
 
 def _write(options: argparse.Namespace, runs: list[dict[str, Any]]) -> None:

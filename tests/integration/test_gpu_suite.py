@@ -13,6 +13,7 @@ import pytest
 from benchmarks import gpu_suite
 from benchmarks.gpu import stage as gpu_stage
 from benchmarks.gpu.parts import Bench, context_changes, sigkill, words_between_processes
+from benchmarks.shared.results import machine
 from tests.support.paths import ROOT
 from tests.support.sandbox import is_alive, wait_for
 from tests.support.struck_limits import LIMIT_S, strike_the_first
@@ -59,6 +60,14 @@ def test_gaps_are_timed_while_a_context_comes_and_goes(bench: Bench) -> None:
     found = context_changes(bench)
     assert len(found["alone_gaps_us"]) == len(found["beside_gaps_us"]) == 20
     assert min(found["alone_gaps_us"] + found["beside_gaps_us"]) >= 0 < min(found["start_s"], found["end_s"])
+
+
+WORDS = {"scenario": "words", "device": "fake driver", "to_host_us": [1.0], "round_trip_us": [1.0], "across_us": []}
+
+
+def measured(*runs: dict[str, Any]) -> dict[str, Any]:
+    """A file of the suite, measured here on the fake driver with `--quick`."""
+    return {"quick": True, "machine": machine(), "runs": [*runs]}
 
 
 def suite(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:
@@ -155,9 +164,28 @@ def test_where_no_server_starts_the_reason_is_said(tmp_path: Path, monkeypatch: 
 def test_a_part_that_is_named_leaves_what_was_measured_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = {"scenario": "words", "device": "fake driver", "to_host_us": [1.0], "round_trip_us": [1.0], "across_us": []}
-    elsewhere = {**other, "device": "NVIDIA H200", "scenario": "sigkill", "goes_on": True}
-    (tmp_path / "gpu_suite.json").write_text(json.dumps({"runs": [other, elsewhere]}))
+    before = {"scenario": "sigkill", "error": "not done within 90 s"}
+    (tmp_path / "gpu_suite.json").write_text(json.dumps(measured(WORDS, before)))
     _, runs = suite(monkeypatch, tmp_path, "--only", "faults")
     assert [run["scenario"] for run in runs] == ["words", "sigstop", "sigkill"]
-    assert runs[0] == other and {run["device"] for run in runs} == {"fake driver"}, "no other device's"
+    assert runs[0] == WORDS and before not in runs
+
+
+@pytest.mark.parametrize("way", [("--resume",), ("--only", "faults")])
+@pytest.mark.parametrize(
+    ("otherwise", "said"),
+    [
+        ({"quick": False}, "quick False, now True"),
+        ({"machine": {**machine(), "gpu": "NVIDIA H200, 580.159.04"}}, "gpu NVIDIA H200, 580.159.04, now "),
+        ({"machine": {**machine(), "torch": "0.1"}}, "torch 0.1, now "),
+        ({"runs": [{**WORDS, "device": "NVIDIA H200"}]}, "device NVIDIA H200, now cpu"),
+    ],
+)
+def test_nothing_is_added_to_what_was_measured_otherwise(
+    way: tuple[str, ...], otherwise: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = json.dumps({**measured(WORDS), **otherwise})
+    (tmp_path / "gpu_suite.json").write_text(text)
+    with pytest.raises(SystemExit, match=f"measured otherwise .*{said}"):
+        suite(monkeypatch, tmp_path, *way)
+    assert (tmp_path / "gpu_suite.json").read_text() == text
