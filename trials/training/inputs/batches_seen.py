@@ -59,8 +59,8 @@ def _chosen(tensor: Tensor) -> bytes:
     try:
         numbers = tensor.numpy()
     except (TypeError, RuntimeError):  # NumPy lacks that type, or it is the conjugate of another
-        plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-        numbers = plain.view(torch.uint8).numpy()
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        numbers = plain.as_strided((count,), (1,)).view(torch.uint8).numpy()  # one alone may have any stride
     flat = numbers.reshape(count, -1)
     return (flat if count <= NUMBERS else flat[_places(count)]).tobytes()
 

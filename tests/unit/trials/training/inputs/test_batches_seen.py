@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from trials.training.inputs.batches_seen import BatchesSeen
 
@@ -55,6 +56,21 @@ def test_tensors_of_all_kinds(dtype: torch.dtype, shape: tuple[int, ...]) -> Non
         other.view(-1)[0] = 0
     assert (mark((given, None)) == mark((other, None))) == (not given.numel())
     assert mark((given.conj(), None)) == mark((given.conj().resolve_conj(), None))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        torch.ones(1, 2, dtype=torch.bfloat16)[:, 0],  # a step of two numbers leads to none
+        torch.full((), 1j).conj().imag,
+        torch.full((1,), 1j).conj().imag,
+        torch.full((3, 50, 7), 1j).conj().imag,
+    ],
+    ids=["a column of one", "a negative", "one negative", "negatives"],
+)
+def test_views_that_numpy_cannot_take(given: Tensor) -> None:
+    plain = torch.tensor(given.tolist(), dtype=given.dtype)
+    assert mark((given, None)) == mark((plain, None)) != mark((-plain, None))
 
 
 def test_a_mark_in_a_checkpoint_of_an_earlier_version_still_holds() -> None:
