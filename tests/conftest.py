@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from benchmarks.shared import postgres as postgresql
+from tests.support.bounded import pytest_runtest_call, pytest_runtest_setup, pytest_runtest_teardown  # noqa: F401
 from tests.support.sandbox import Sandbox, new_sandbox
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -286,7 +286,7 @@ def test_many_at_once_each_claim_their_own(hire: Hire) -> None:
         mine = hire(name)
         found.extend(trial for trial in range(20) if claimed(mine, trial) is not None)
 
-    threads = [threading.Thread(target=claim_all, args=(name,)) for name in "abcd"]
+    threads = [threading.Thread(target=claim_all, args=(name,), daemon=True) for name in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:

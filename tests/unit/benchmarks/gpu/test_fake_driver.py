@@ -72,7 +72,7 @@ def test_it_holds_its_caller_behind_what_waits(held_by: str, words: "memoryview[
             calls = [lambda: driver.launch(0, 0, "new")]
         else:
             calls = [driver.synchronize]
-        caller = threading.Thread(target=lambda: [call() for call in calls])
+        caller = threading.Thread(target=lambda: [call() for call in calls], daemon=True)
         caller.start()
         caller.join(0.2)
         assert caller.is_alive()

@@ -172,7 +172,7 @@ def test_the_gate_is_forced_again_and_again_until_it_has_ended(run: Run, page: P
             words[Field.DEVICE_GATE] = words[Field.PERMIT_LEFT] = DeviceGate.CLOSED
         process.kill()
 
-    main = threading.Thread(target=play)
+    main = threading.Thread(target=play, daemon=True)
     main.start()
     with known_as(process) as side:
         device.end(side, 5.0, beside_main=False)

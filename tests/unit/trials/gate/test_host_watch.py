@@ -97,7 +97,8 @@ def test_the_users_innermost_line_is_named_or_else_the_innermost(is_the_users: b
     held, go_on = threading.Event(), threading.Event()
     ours = run_in(ROOT / "trials" / "ours.py", "def f(held, go_on):\n    held.set()\n    go_on.wait()")
     file = tmp_path / "study.py" if is_the_users else ROOT / "trials" / "group.py"
-    thread = threading.Thread(target=run_in(file, "def f(*events):\n    ours(*events)", ours=ours), args=(held, go_on))
+    called = run_in(file, "def f(*events):\n    ours(*events)", ours=ours)
+    thread = threading.Thread(target=called, args=(held, go_on), daemon=True)
     thread.start()
     held.wait()
     said = f"{file}:2 " if is_the_users else "threading.py:"
