@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from itertools import chain, repeat
 
 from ds_hooks.shared.page.file import Page
 from ds_hooks.shared.page.layout import ClockKind, DeviceGate, Field
@@ -21,6 +22,7 @@ class MainJob:
         self._epoch = page.words[Field.BUBBLE] >> 1
         self.bubbles: list[tuple[int, int]] = []
         self._thread: threading.Thread | None = None
+        self._is_joined = threading.Event()
 
     def open(self, permit_ms: int) -> None:
         words = self._words
@@ -46,20 +48,28 @@ class MainJob:
         plan_steps(self._words, self._epoch + 1, self._epoch + 2)
 
     def play(self, *bubbles: tuple[int, int, int]) -> None:
-        """Begin bubbles of (ms before it, ms of permit, ms long), one after another, and return meanwhile."""
+        """Begin bubbles of (ms before it, ms of permit, ms long), one after another, and return meanwhile.
+
+        The last one comes again until `join`: on a busy machine, a side task may miss it.
+        """
+        self._is_joined.clear()
 
         def run() -> None:
-            for before_ms, permit_ms, length_ms in bubbles:
+            for number, (before_ms, permit_ms, length_ms) in enumerate(chain(bubbles, repeat(bubbles[-1]))):
+                if number >= len(bubbles) and self._is_joined.is_set():
+                    return
                 self.due(permit_ms)
                 time.sleep(before_ms / 1e3)
                 self.open(permit_ms)
                 time.sleep(length_ms / 1e3)
                 self.close()
 
-        self._thread = threading.Thread(target=run)
+        self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
     def join(self) -> None:
+        """Let the bubbles end."""
+        self._is_joined.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
