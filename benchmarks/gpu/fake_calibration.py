@@ -21,6 +21,9 @@ from squeezer.calibration.measured_device import MeasuredDevice
 from squeezer.calibration.side_process import serve
 
 VARIABLE = "BSQ_FAKE_DEVICE"
+SWITCH_S = 1e-4
+"""How long a thread that polls may keep the interpreter from the streams, where this process has a core of its own;
+Python's own 5 ms are many kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,4 +172,5 @@ def fake_device(path: Path, unkind: Unkind | None = None) -> MeasuredDevice:
 
 
 if __name__ == "__main__":
+    sys.setswitchinterval(SWITCH_S)
     serve(fake_device(Path(sys.argv[1]), Unkind(**json.loads(os.environ.get(VARIABLE, "{}")))))

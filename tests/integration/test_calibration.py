@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.gpu.fake_calibration import Unkind, fake_device
+from benchmarks.gpu.fake_calibration import SWITCH_S, Unkind, fake_device
 from benchmarks.gpu.fake_driver import FakeDriver
 from squeezer.calibration import __main__ as calibration
 from squeezer.calibration import figures as figures_module
@@ -30,6 +30,15 @@ pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 PROGRAM = "benchmarks.gpu.fake_calibration"
 REPETITIONS = 3
+
+
+@pytest.fixture(autouse=True)
+def streams_run_at_once() -> Iterator[None]:
+    """Threads that play streams do not wait for one that polls: with a core for each process, none runs too often."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_S)
+    yield
+    sys.setswitchinterval(before)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from benchmarks.gpu.fake_calibration import fake_device
+from benchmarks.gpu.fake_calibration import SWITCH_S, fake_device
 from squeezer.calibration import __main__ as calibration
 from squeezer.calibration.figures import Figures, Row
 from squeezer.calibration.limited import ended_when_asked
@@ -29,6 +29,7 @@ class Hanging(Figures):
 
 
 if __name__ == "__main__":
+    sys.setswitchinterval(SWITCH_S)
     MeasuredDevice.open = staticmethod(fake_device)  # type: ignore[method-assign]
     program: Any = calibration
     program.Figures = partial(Hanging, program="benchmarks.gpu.fake_calibration")
