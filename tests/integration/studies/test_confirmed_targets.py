@@ -99,7 +99,7 @@ def of(number: int, name: str, again: list[FrozenTrial]) -> list[FrozenTrial]:
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of `narrow.py`, whose surrogates have been trained."""
     studies = tmp_path_factory.mktemp("searched") / "studies"
-    trials("run", str(NARROW), directory=studies)
+    told("run", str(NARROW), "--directory", str(studies))
     return studies
 
 
@@ -135,10 +135,11 @@ def test_the_best_are_trained_again_and_their_means_choose(tmp_path: Path, searc
 
 def test_one_that_fails_with_a_further_seed_is_not_chosen(tmp_path: Path) -> None:
     studies, file = tmp_path / "studies", study_file(tmp_path, "unlucky", UNLUCKY.format(seed=FIRST_SEED, lr=0.0))
-    trials("run", str(file), directory=studies)
+    told("run", str(file), "--directory", str(studies))
     first = ranked(opened(studies, "unlucky"))[0]
     study_file(tmp_path, "unlucky", UNLUCKY.format(seed=FIRST_SEED, lr=repr(first.params["lr"])))
-    printed = trials("transfer", str(file), "--top", "2", "--confirm", "3", "--seeds", "2", directory=studies)
+    wanted = ("--top", "2", "--confirm", "3", "--seeds", "2", "--directory", str(studies))
+    printed, _ = told("transfer", str(file), *wanted)
     again = of(first.number, "unlucky", opened(studies, "unlucky-confirm").get_trials())
     assert [each.state for each in again] == [TrialState.FAIL, TrialState.COMPLETE]
     sources = [each.user_attrs[SOURCE] for each in opened(studies, "unlucky-target").get_trials()]

@@ -213,7 +213,7 @@ def test_a_storage_and_a_name_of_the_users(place: Path, monkeypatch: pytest.Monk
     Path("steady.py").write_text(f"import os\nos.chdir('/')\n{Path('steady.py').read_text()}")
     monkeypatch.setenv("WHERE", "sqlite:///mine.db")
     words = ("steady.py", "--study-name=-my study", "--storage", "env:WHERE", "--directory", "there")
-    said = ran("run", *words).stdout
+    said, _ = told("run", *words)
     assert said.endswith("Next: trials best steady.py '--study-name=-my study' --storage env:WHERE --directory there\n")
     assert len(trials("-my study", "sqlite:///mine.db")) == 12
     assert "weights: kept/trial-" in told("best", *words, "--save", "kept")[0]
@@ -225,7 +225,7 @@ def test_whatever_looks_like_an_option_may_be_the_name_of_a_file(place: Path) ->
     write()
     Path("steady.py").rename("-steady.py")
     words = (f"--study-name={name}", "--storage=-s.journal", "--directory=-there")
-    said = ran("run", "./-steady.py", *words).stdout
+    said, _ = told("run", "./-steady.py", *words)
     assert said.endswith(f"Next: trials best {shlex.join(['./-steady.py', *words])}\n")
     assert len(trials(name, "./-s.journal")) == 12
     assert "weights: -there/" in told("best", "./-steady.py", *words)[0]
