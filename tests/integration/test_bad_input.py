@@ -276,7 +276,8 @@ def test_garbage_on_the_status_pipe_is_a_fault_and_the_side_task_is_served_on(sa
     for words in ("b'Traceback", "unknown status 'sleeping'", "overrun_ns is inf", "allowed: ['message']"):
         assert any(words in fault for fault in faults), (words, faults)
     assert [len(sandbox.side(event)) for event in ("ready", "finished", "exited")] == [1, 1, 1]
-    assert all(trial.state.is_finished() for trial in sandbox.trials("garbled"))
+    trials = sandbox.trials("garbled")
+    assert trials and all(trial.state.is_finished() for trial in trials)
 
 
 def test_garbage_on_the_socket_is_counted_and_the_job_is_served_on(sandbox: Sandbox) -> None:

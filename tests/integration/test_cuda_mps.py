@@ -96,7 +96,8 @@ def test_a_device_that_was_not_measured_is_only_observed_though_there_is_a_serve
     assert job.finish() == 0
     assert daemon.ended() == 0, daemon.said()
     assert sandbox.side("started") == []
-    assert all(bubble["permit_until_ns"] is None for bubble in sandbox.events("bubble")), "none was opened"
+    bubbles = sandbox.events("bubble")
+    assert bubbles and all(bubble["permit_until_ns"] is None for bubble in bubbles), "none was opened"
     assert "not measured with MPS" in refused["reason"] and "squeezer doctor --measure" in refused["reason"]
     assert refused["reason"] in log_path(sandbox.run, 0).read_text()
     assert main(["why", str(sandbox.run)]) == 0

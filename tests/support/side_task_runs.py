@@ -139,6 +139,7 @@ def run(own: bool, gate: Starving, study: Seven | None = None) -> tuple[list[Fro
 
 def assert_as_alone(trials: Sequence[FrozenTrial], study: Seven) -> None:
     """Each trial's scores are those of an ordinary loop over its batches."""
+    assert any(trial.intermediate_values for trial in trials), "there is something to compare"
     for trial in trials:
         solo = RichSolo(study, trial.number)
         for epoch in range(1, max(trial.intermediate_values, default=0) + 1):

@@ -21,5 +21,7 @@ def world(tmp_path: Path) -> Iterator[cuda_world.World]:
 def a_cpu_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[cpu_world.World]:
     """The page of a core, and a clock that is given."""
     page = Page.open(page_path(tmp_path / "pages", 0))
-    yield cpu_world.World(page, monkeypatch)
+    made = cpu_world.World(page, monkeypatch)
+    yield made
     page.close()
+    assert not made.while_asleep, "it slept less often than the test lets something happen"

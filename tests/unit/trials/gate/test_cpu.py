@@ -131,7 +131,6 @@ def test_a_unit_whose_bubble_ends_and_is_followed_while_it_asks_starts_in_neithe
         return asked_ns
 
     monkeypatch.setattr(gate_module, "monotonic_ns", the_core_is_taken_away)
-    world.while_asleep = [lambda: None]
     gate.enter(HOST_UNIT)
     assert gate._start_ns == world.now_ns, "its start lies in the second bubble"
 
@@ -166,7 +165,6 @@ def test_the_end_signal_and_a_dead_daemon_end_it(world: World, monkeypatch: pyte
     with pytest.raises(StopRequested):
         gate.enter(0)
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    world.while_asleep = [lambda: None]
     with pytest.raises(StopRequested):
         gate.enter(0)
 

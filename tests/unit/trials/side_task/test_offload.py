@@ -219,6 +219,7 @@ def test_memory_stays_where_it_is_while_something_lies_in_it_that_cannot_be_move
 
     home.while_out = [while_out]
     home.offload.step_ended()
+    assert not home.while_out, "it went out"
     held.mul_(2j)
     assert stays.sum() == (200j if isinstance(stays, Labelled) else -200j)
 
@@ -249,6 +250,7 @@ def test_a_view_s_base_is_found_although_only_the_view_refers_to_it(page: Page) 
 
     home.while_out = [while_out]
     home.offload.step_ended()
+    assert not home.while_out, "it went out"
     assert float(view.sum()) == 499500.0
 
 

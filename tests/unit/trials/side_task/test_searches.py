@@ -207,6 +207,7 @@ def test_metrics_may_be_the_objectives(tmp_path: Path) -> None:
     study.__class__ = Measured
     study.directions, study.rungs, study.metric = ("maximize", "maximize"), (), ("low", "high")
     _, trials = searched(study, tmp_path)
+    assert len(trials) == study.trials
     for trial in trials:
         metrics = trial.user_attrs[HISTORY]["metrics"]["4"]
         assert trial.values == [metrics["low"], metrics["high"]]

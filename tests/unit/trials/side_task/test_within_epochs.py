@@ -111,10 +111,15 @@ def test_one_that_is_killed_loses_what_was_not_saved(
 
 
 @pytest.mark.usefixtures("eager")
-@pytest.mark.parametrize("mixes", [True, False])
-@pytest.mark.parametrize(("at", "is_committed"), [(2, True), (14, False), (29, True)])
+@pytest.mark.parametrize(
+    ("mixes", "at", "is_committed"),
+    others_slow(
+        [(mixes, *kill) for mixes in (True, False) for kill in ((2, True), (14, False), (29, True))],
+        [(True, 2, True), (False, 14, False), (True, 29, True)],
+    ),
+)
 def test_one_that_is_killed_while_its_files_are_taken(
-    at: int, is_committed: bool, mixes: bool, folder: Path, tmp_path: Path
+    mixes: bool, at: int, is_committed: bool, folder: Path, tmp_path: Path
 ) -> None:
     """Then some of its trials are a step behind the others, and train apart from them to the end of the epoch."""
     sent = 0
@@ -286,7 +291,9 @@ def test_what_is_saved_and_when(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("eager")
 def test_the_last_checkpoint_from_an_epochs_end_is_kept(tmp_path: Path) -> None:
     work(make_study(), tmp_path, Asked(320))
-    for names in saved(tmp_path).values():
+    found = saved(tmp_path)
+    assert len(found) == Long.trials
+    for names in found.values():
         assert len(names) == 3 and names[0] > names[1] and [name.partition("-")[0] for name in names][2] == "2"
 
 
