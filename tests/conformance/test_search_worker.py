@@ -44,7 +44,13 @@ class Asked(ToyStudy):
 Hire = Callable[..., SearchWorker]
 
 
-@pytest.fixture(params=others_slow(["journal", "sqlite", "postgresql"], ["journal", "postgresql"]))
+KINDS = ["journal", "sqlite", "postgresql"]
+TWO_KINDS = others_slow(KINDS, ["journal", "postgresql"])
+in_a_database_too = pytest.mark.parametrize("storage_kind", TWO_KINDS, indirect=True)
+"""Of tests that count what is read, or have several workers."""
+
+
+@pytest.fixture(params=others_slow(KINDS, ["journal"]))
 def storage_kind(request: pytest.FixtureRequest) -> str:
     """What differs between databases is shown by `test_claims.py` and `test_measured.py`, on all."""
     return str(request.param)
@@ -72,6 +78,7 @@ def test_each_of_the_trials_that_are_asked_for_at_once_is_suggested_in_the_light
     assert not answer["exhausted"] and not answer["over"]
 
 
+@in_a_database_too
 def test_several_workers_make_no_trial_too_many(hire: Hire) -> None:
     one, other = hire(), hire("another")
     assert numbers(one.ask(2)) == [0, 1]
@@ -96,6 +103,7 @@ def whole_reads(worker: SearchWorker, monkeypatch: pytest.MonkeyPatch) -> list[o
     return found
 
 
+@in_a_database_too
 def test_a_trial_from_first_to_last_reads_the_whole_study_once_beside_its_sampler(
     hire: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +116,7 @@ def test_a_trial_from_first_to_last_reads_the_whole_study_once_beside_its_sample
     assert len(reads) == 2, "the claim, and `Seen`"
 
 
+@in_a_database_too
 @pytest.mark.parametrize("error", [optuna.TrialPruned, TypeError("of the user's own")])
 def test_a_trial_that_cannot_begin_reads_no_study_again(
     error: BaseException, hire: Hire, monkeypatch: pytest.MonkeyPatch
@@ -313,6 +322,7 @@ def test_why_trials_cannot_be_suggested_is_said_once_per_reason(hire: Hire, capl
     assert said == ["trial 0 failed: suggest: ValueError: no", "trial 2 failed: suggest: SystemExit: enough"]
 
 
+@in_a_database_too
 def test_what_an_earlier_process_left_is_taken_over(hire: Hire) -> None:
     hire().ask(2)
     again = hire()
@@ -365,6 +375,7 @@ def test_a_lost_trial_is_not_claimed_anew_before_the_side_task_has_dropped_it(hi
     assert one._study.trials[0].intermediate_values == {}
 
 
+@in_a_database_too
 def test_a_report_reads_no_other_trials_than_its_pruner_does(hire: Hire, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = hire()
     worker._study.pruner = optuna.pruners.NopPruner()
