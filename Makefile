@@ -20,18 +20,19 @@ COMPILE := DS_ACCELERATOR=cpu $(BIN)/python -c 'from deepspeed.comm.torch import
 # so constraints.txt has none; and in the environment, it would have torch and transformers do more than on a CPU.
 TRITON := 3.9.0
 
-.PHONY: install demo demo-shrink test lint-beside-compilation test-alone test-slow test-matrix test-zoo lint format bench clean
+.PHONY: install demo demo-shrink test lint-beside-preparation test-alone test-slow test-matrix test-zoo lint format bench clean
 .DELETE_ON_ERROR:
 
 install: $(VENV)/.installed
 
 # torch first: DeepSpeed's setup looks at it. Done again when a pin or a requirement changes.
+# Python compiles a module when it first imports it; most of these it never does.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=…")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt setuptools torch numpy
-	$(PIP) install -q -c constraints.txt --no-build-isolation deepspeed
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test]'
+	$(PIP) install -q --no-compile -c constraints.txt setuptools torch numpy
+	$(PIP) install -q --no-compile -c constraints.txt --no-build-isolation deepspeed
+	$(PIP) install -q --no-compile -c constraints.txt --no-build-isolation -e '.[test]'
 	touch $@
 
 $(VENV)/triton/.$(TRITON): | $(VENV)/.installed
@@ -60,13 +61,15 @@ SIDE_BY_SIDE := -n logical --maxprocesses 8 --max-worker-restart 0 --dist loadfi
 PYTEST := $(BIN)/python -m pytest --durations=30 --durations-min=5
 # A test that hangs says where, and ends the run too.
 UNHUNG := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
-test: lint-beside-compilation $(VENV)/triton/.$(TRITON) test-alone
+test: lint-beside-preparation test-alone
 	$(PYTEST) $(UNHUNG) -m "not slow and not alone" $(SIDE_BY_SIDE) tests/integration tests/conformance tests/unit
 
-# DeepSpeed compiles an operation in its first run, for up to a minute on one core; the linters need another.
-lint-beside-compilation: install
-	$(COMPILE) & \
-	compiling=$$!; $(MAKE) --no-print-directory lint && wait $$compiling
+# The linters need one core for a minute. Meanwhile, on another one, DeepSpeed compiles the operation, Triton is
+# unpacked, and Python compiles the tests with all that they import, which each of their processes would do again.
+lint-beside-preparation: install
+	{ $(COMPILE) && $(MAKE) --no-print-directory $(VENV)/triton/.$(TRITON) && \
+	{ $(BIN)/python -m pytest --collect-only -q > /dev/null || true; }; } & \
+	preparing=$$!; $(MAKE) --no-print-directory lint && wait $$preparing
 
 test-alone: install
 	$(PYTEST) $(UNHUNG) -m "alone and not slow" tests/integration
