@@ -81,7 +81,7 @@ class Tree:
         for word in names.words:
             if word in self._modules:
                 yield from self._imported(word)
-            for other in self._candidates(PurePosixPath(word).name):
+            for other in self._candidates(word.rpartition("/")[2]):
                 path = PurePosixPath(other)
                 is_beside = path.parent == PurePosixPath(file).parent and "*" not in word
                 if word in (other, link(other, file)) or (
