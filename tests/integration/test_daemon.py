@@ -355,8 +355,10 @@ def test_a_unit_longer_than_the_bubbles_is_stopped_and_goes_on_in_the_next(sandb
 @pytest.mark.alone
 def test_a_side_task_that_overruns_breaks_the_budget_and_is_shut_out_for_a_while(sandbox: Sandbox) -> None:
     daemon = sandbox.daemon(sandbox.config("stubborn.py", preemptive=False, guard=True))
-    job = sandbox.job("--bubble-ms", "15", "--compute-ms", "10")
+    # bubbles in which it starts soon, though what overruns meanwhile makes their margins wide
+    job = sandbox.job("--bubble-ms", "45", "--compute-ms", "10")
     shut = wait_for(lambda: [found for found in sandbox.events("guard") if found["what"] == "shut"], "the guard")[0]
+    job.change(bubble_ms=15)
     assert shut["cause"] == "overrun" and shut["figures"]["overrun_share"] > 0.01
     first, last = shut["step"] + 2, shut["step"] + shut["figures"]["for_steps"]
     wait_for(lambda: sandbox.events("bubble")[-1]["step"] > last, "the end of that while")
