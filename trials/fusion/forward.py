@@ -127,6 +127,7 @@ class Forward:
         name = label(model, "") if method == FORWARD else f"{label(model, '')}.{method}"
         self._way: Way
         self._instead: Callable[[str], None] | None = None
+        self._tried: set[tuple[bool, bool]] = set()  # which kinds of batches its graph has run
         self._watch = watch if graph is not None else None
         self._name, self._left, self._checked = name, "", False
         self._settled = False  # whether a first batch has shown what it writes to
@@ -226,10 +227,11 @@ class Forward:
     def _run_graph(
         self, own: tuple[Tensor, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool
     ) -> Any:
-        """Run the graph on `own`, its inputs. If it fails on the first batch, run something else."""
-        if self._instead is None:
-            return self._way.run(own, {}, per_trial)
+        """Run the graph on `own`, its inputs. If it fails on the first batch of a kind, run something else."""
         assert self._rows is not None  # bound when it was built
+        kind = self._rows.size > 1, per_trial  # a number (`.item()`) is there for one trial, or of a shared batch
+        if self._instead is None or kind in self._tried:
+            return self._way.run(own, {}, per_trial)
         restore = saved(self._rows.buffers, self._rows.generators)
         try:
             output = self._way.run(own, {}, per_trial)
@@ -242,12 +244,14 @@ class Forward:
             self._instead(str(error))
             given, by_name = (args, kwargs) if self._inputs is None else (own, {})
             output = self._way.run(given, by_name, per_trial)
-        self._instead = None
+        self._tried.add(kind)
         return output
 
     def is_static(self) -> bool:
         """Whether all layers run by rules, for batches like the last one: the same operations each time."""
-        if not isinstance(self._way, Program) or self._instead is not None:
+        if not isinstance(self._way, Program) or self._rows is None:
+            return False
+        if all(several != (self._rows.size > 1) for several, _ in self._tried):
             return False
         return not (self._watch is not None and self._watch.changed()) and self._way.is_static()
 

@@ -46,6 +46,37 @@ def test_one_answer_of_all_trials_lets_vmap_go_on(asks: str) -> None:
     assert ways["a.Linear"] == "rule FusedLinear"
 
 
+class Scaled(nn.Module):
+    """Its graph has a number, which only one trial has, or one batch that all share."""
+
+    def __init__(self, of_batch: bool) -> None:
+        super().__init__()
+        self.of_batch, self.a, self.drop = of_batch, nn.Linear(3, 3), nn.Dropout(0.4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.drop(self.a(x))
+        return y * (x if self.of_batch else y).mean().item()
+
+
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_a_graph_that_fails_for_another_kind_of_batch_is_left(of_batch: bool) -> None:
+    stream = torch.Generator().manual_seed(1)
+    x_KB, y = torch.randn(3, 4, 3, dtype=torch.float64, generator=stream), torch.zeros(4)
+    study = ToyStudy(lambda n: Scaled(of_batch).double(), "sgd", [(x_KB[0], y)])
+    first = range(3) if of_batch else range(1)
+    group, solos = TrialGroup(study, members(study, first), RecordingGate()), [Solo(study, n) for n in range(3)]
+    group.train_step(x_KB[0], y)
+    assert dict(group.ways())["a.Linear"] == "rule FusedLinear" and len(list(group.ways())) == 2
+    for number in first:
+        solos[number].step(x_KB[0], y)
+    if not of_batch:
+        group.add(members(study, [1, 2]))
+    group.train_step(x_KB, y.expand(3, 4), per_trial=True)
+    for row, solo in enumerate(solos):
+        solo.step(x_KB[row], y)
+        assert_same_trial(group, row, solo)
+
+
 def test_different_answers_loop() -> None:
     class Unlike(nn.Module):
         def __init__(self) -> None:
