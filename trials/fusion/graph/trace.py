@@ -18,7 +18,7 @@ from trials.fusion.graph.own_tensors import OwnTensors
 from trials.fusion.graph.surroundings import kept
 from trials.fusion.graph.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
 from trials.fusion.own_code.asked import GRADIENT, MEMORY, asking, own_attributes
-from trials.fusion.own_code.functional import NEW, RANDOM, VIEWS
+from trials.fusion.own_code.functional import NEW, RANDOM, VIEWS, as_type
 from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse_foreign
 from trials.fusion.registry import CALLS, FuseError, label, plain_forward, ruled
 from trials.late_compiler import is_compiler_loaded
@@ -267,6 +267,9 @@ def _check(node: fx.Node, model: nn.Module) -> None:
         if isinstance(node.args[0], fx.Node):
             _check_in_place(node, model, node.args[0])
         node.target = OUT_OF_PLACE[node.target]
+        with node.graph.inserting_after(node):
+            typed = node.graph.call_function(as_type, (node, node.args[0]))
+        node.replace_all_uses_with(typed, delete_user_cb=lambda user: user is not typed)
     _check_effects(node, name)
     if node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         raise FuseError(f"node '{node.name}' calls {name}, which works in place; allowed: its out-of-place form")

@@ -51,7 +51,7 @@ NEW: frozenset[str] = frozenset(
         *("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "normalize", "sum", "mean", "var"),
         *("std", "norm", "cumsum", "masked_fill", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "rand_like", "randn_like"),
-        *("scaled_dot_product_attention", "prelu", "repeat", "rsub", "zeros_like", "ones_like"),
+        *("scaled_dot_product_attention", "prelu", "repeat", "rsub", "zeros_like", "ones_like", "as_type"),
     )
 )
 """Names of functions and methods whose result has memory of its own. Of others it is not known."""
@@ -113,6 +113,12 @@ def _getattr(x_K: Tensor, name: str) -> Any:
     return getattr(x_K, name) if name in ("dtype", "device") else NotImplemented
 
 
+def as_type(x: Any, like: Any) -> Any:
+    """Return `x`, the result of an augmented assignment to `like`, in the type that `like` keeps."""
+    are_tensors = isinstance(x, Tensor) and isinstance(like, Tensor)
+    return x.to(like.dtype) if are_tensors and x.dtype != like.dtype else x
+
+
 MOVED: dict[Any, Callable[..., Any]] = {
     torch.flatten: _flatten,
     "flatten": _flatten,
@@ -143,11 +149,12 @@ MOVED: dict[Any, Callable[..., Any]] = {
     "size": _size,
     "dim": lambda x_K: x_K.ndim - 1,
     getattr: _getattr,
+    as_type: as_type,
 }
 """What a trial does on ``x...``, done on ``x_K...`` without the overhead of `vmap`. If an equivalent raises
 `TypeError` or returns `NotImplemented`, `vmap` runs the call."""
 
-JOINT: set[Any] = set()
+JOINT: set[Any] = {as_type}
 """Those in `MOVED` whose second input may be each trial's own. It has a leading axis of K, or of 1."""
 
 

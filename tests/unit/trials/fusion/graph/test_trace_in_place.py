@@ -59,6 +59,20 @@ def test_both_names_see_the_change(name: str, how: str) -> None:
     assert "as a whole" in group.ways()[0][0]
 
 
+def test_an_augmented_assignment_keeps_the_type() -> None:
+    class Mixed(Model):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x)
+            third = torch.zeros_like(y, dtype=torch.float32)
+            third += 0 * y + 1 / 3
+            z: Tensor = self.b(third.double() * y)
+            return z
+
+    for size in (1, 3):
+        group = assert_fused_is_solo(lambda n: Mixed(SAME["T"], WAYS["augmented"]), [X], size=size)
+        assert all("whole" not in name for name, _ in group.ways())
+
+
 def test_new_memory_needs_no_other_way() -> None:
     class New(Model):
         def forward(self, x: Tensor) -> Tensor:
