@@ -26,6 +26,9 @@ _CHANGING: frozenset[Hashable] = frozenset(
         *(torch.is_autocast_cache_enabled, torch.get_default_dtype, torch.get_num_threads),
         *(time.time, time.time_ns, time.monotonic, time.monotonic_ns, time.perf_counter, time.perf_counter_ns),
         *(time.process_time, time.thread_time, time.localtime, time.gmtime, os.urandom),
+        *(getattr(torch.default_generator, name) for name in ("manual_seed", "seed", "initial_seed", "get_state")),
+        *(getattr(torch.default_generator, name) for name in ("set_state", "graphsafe_get_state", "clone_state")),
+        torch.default_generator.graphsafe_set_state,
     )
 )
 """Functions in C whose answer is another when the graph runs."""
@@ -35,6 +38,9 @@ _CHANGING_CODE = {
     for function in (
         *(torch.random.manual_seed, torch.random.seed, torch.random.initial_seed, torch.random.get_rng_state),
         *(torch.random.set_rng_state, torch.random.fork_rng, type(os.environ).__getitem__, torch.get_default_device),
+        *(torch.cuda.manual_seed, torch.cuda.manual_seed_all, torch.cuda.seed, torch.cuda.seed_all),
+        *(torch.cuda.get_rng_state, torch.cuda.get_rng_state_all, torch.cuda.initial_seed),
+        *(torch.cuda.set_rng_state, torch.cuda.set_rng_state_all),
     )
 }
 """The same for functions in Python: their codes by id. They are held, so that no other code gets the id of one."""

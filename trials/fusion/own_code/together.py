@@ -1,5 +1,6 @@
 """Refuses, in code that one `vmap` runs for all trials, what trials can only do one after another."""
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
@@ -73,10 +74,10 @@ class Together:
 
     def __enter__(self) -> "Together":
         self._around, self._modes = over_whole_tensors(), own_function_modes()
-        self._real = torch.default_generator
+        self._streams = torch.default_generator, torch.cuda.default_generators
         with ExitStack() as stack:
             stack.enter_context(without_recomputing(refused_checkpoint, self._versions))
-            stack.enter_context(replaced(torch.random, default_generator=_NoStream()))
+            stack.enter_context(_streams(*map(_NoStream, self._streams)))
             # what gives a tensor other memory is lost there, and no mode hears of it
             stack.enter_context(replaced(torch._C, _swap_tensor_impl=_alone("torch.utils.swap_tensors")))
             stack.enter_context(replaced(Tensor, set_=_alone("Tensor.set_")))
@@ -151,8 +152,7 @@ class Together:
     @contextmanager
     def outside(self) -> Iterator[None]:
         """What is called meanwhile is outside the `vmap`."""
-        real = replaced(torch.random, default_generator=self._real)
-        with real, replaced(torch.autograd.Function, apply=classmethod(_apply)):
+        with _streams(*self._streams), replaced(torch.autograd.Function, apply=classmethod(_apply)):
             yield
 
 
@@ -178,8 +178,31 @@ def _alone(name: str) -> Callable[..., Any]:
     return refuse
 
 
+@contextmanager
+def _streams(default: Any, on_cuda: Any) -> Iterator[None]:
+    """Set what PyTorch's random numbers come from."""
+    with (
+        replaced(torch.random, default_generator=default),
+        replaced(torch, default_generator=default),
+        replaced(torch.cuda, default_generators=on_cuda),
+    ):
+        yield
+
+
 class _NoStream:
-    """Stands for PyTorch's random numbers, because each trial has its own."""
+    """Stands for PyTorch's random numbers in this thread, because each trial has its own."""
+
+    def __init__(self, real: Any) -> None:
+        self._real, self._thread = real, threading.get_ident()
 
     def __getattr__(self, name: str) -> Any:
-        raise FuseError(f"the code calls {name} of PyTorch's random numbers, and each trial has its own")
+        return getattr(self._of_others(name), name)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._of_others("default_generators")[index]
+
+    def _of_others(self, name: str) -> Any:
+        """The real ones for another thread, such as one that reads batches."""
+        if threading.get_ident() == self._thread:
+            raise FuseError(f"the code calls {name} of PyTorch's random numbers, and each trial has its own")
+        return self._real

@@ -84,3 +84,22 @@ def test_also_of_its_function(rate: float) -> None:
 
     group = assert_fused_is_solo(lambda n: Asking(drop), [X], "sgd")
     assert group.ways()[0][1].startswith("vmap")
+
+
+def seeded(y: Tensor, z: Tensor) -> None:
+    torch.default_generator.manual_seed(3)
+    y.add_(torch.randn_like(y))
+
+
+def repeated(y: Tensor, z: Tensor) -> None:
+    before = torch.default_generator.get_state()
+    y.add_(torch.randn_like(y))
+    torch.default_generator.set_state(before)
+    y.mul_(torch.rand_like(y))
+
+
+@pytest.mark.parametrize("change", [seeded, repeated])
+def test_pytorchs_own_stream_itself(change: Callable[[Tensor, Tensor], None]) -> None:
+    """Where rules draw from the trials' streams, nothing that code does to it would matter."""
+    group = assert_fused_is_solo(lambda n: Model(nn.Dropout(0.3), change), [X], "sgd")
+    assert "loop over trials: FuseError: the code calls" in group.ways()[0][1]
