@@ -17,9 +17,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from torch import Tensor
+from torch.nn import functional
 
 from ds_hooks import message_sender
 from ds_hooks.shared import statuses, unit_record, wire
@@ -35,6 +38,7 @@ from tests.matrix import tables as matrix
 from tests.support.paths import ROOT
 from trials import cli as trials_cli
 from trials.fusion import registry
+from trials.fusion.own_code.drawing import draws_numbers
 from trials.optim import registry as optim_registry
 
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -225,6 +229,15 @@ def _layers() -> str:
     return textwrap.fill(_joined(names), 120)
 
 
+def _draws() -> str:
+    homes: Any = {"functional": functional, "Tensor": Tensor, "torch": torch}
+    names = set()
+    for each in (each for each in registry.CALLS if draws_numbers(each) and each.__name__[0] != "_"):
+        home = next(name for name, where in homes.items() if getattr(where, each.__name__, None) is each)
+        names.add(f"{home}.{each.__name__}")
+    return textwrap.fill(_joined(names), 120)
+
+
 def _optimizers() -> str:
     return ", ".join(sorted(kind.__name__ for kind in optim_registry.RULES))
 
@@ -270,6 +283,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "commands-squeezer": lambda: _commands("squeezer", squeezer_cli.COMMANDS),
     "commands-trials": lambda: _commands("trials", trials_cli.COMMANDS),
     "layers": _layers,
+    "draws": _draws,
     "optimizers": _optimizers,
     "matrix": lambda: matrix.matrix_table(matrix.read()),
     "matrix-run": lambda: matrix.run_table(matrix.read()),

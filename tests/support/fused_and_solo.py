@@ -134,7 +134,10 @@ class Solo:
         getattr(self.optimizer, "eval", nothing)()
         batches = list(self.study.validation())
         score = partial(given_params, self.study.score, self.params)
-        total = sum(score(called(self.model, x), y).item() * length(x) for x, y in batches)
+        with torch.random.fork_rng():
+            torch.set_rng_state(self.rng_state)
+            total = sum(score(called(self.model, x), y).item() * length(x) for x, y in batches)
+            self.rng_state = torch.get_rng_state()
         return total / sum(length(x) for x, _ in batches)
 
 

@@ -18,6 +18,7 @@ from trials.fusion.graph.own_tensors import OwnTensors
 from trials.fusion.graph.surroundings import kept
 from trials.fusion.graph.tracer import OUT_OF_PLACE, Tracer, flags, recording, set_flags
 from trials.fusion.own_code.asked import GRADIENT, MEMORY, asking, own_attributes
+from trials.fusion.own_code.drawing import WITH_RULES
 from trials.fusion.own_code.functional import NEW, RANDOM, VIEWS, as_type
 from trials.fusion.own_code.streams import foreign_streams, kept_streams, refuse_foreign
 from trials.fusion.registry import CALLS, FuseError, label, plain_forward, ruled
@@ -89,7 +90,7 @@ def _traced(model: nn.Module, training: bool, method: str) -> Traced:
         with own_tensors, asking(model.named_parameters(), asked, _unkept, model.named_buffers()):
             tracer = Tracer(model)
             tracer.traced_func_name = method
-            with recording(lambda: tracer.calls_with_buffers), observer:
+            with recording(tracer, lambda: tracer.calls_with_buffers), observer:
                 graph = tracer.trace(model, concrete_args=fixed)
         tracer.check(model)
         own_tensors.check()
@@ -108,7 +109,7 @@ def _traced(model: nn.Module, training: bool, method: str) -> Traced:
     if changed:
         raise FuseError(f"model {name} cannot be traced: its {method} assigns '{changed[0]}'")
     if drew:
-        raise FuseError(f"model {name} draws random numbers that do not depend on its input; allowed: nn.Dropout")
+        raise FuseError(f"model {name} draws random numbers that do not depend on its input; {WITH_RULES}")
     if not _drop_defaults(graph, unknown):
         raise FuseError(f"model {name} cannot be traced: its {method} reads inputs that have no names")
     return Traced(_checked(graph, model), observer.codes)
@@ -282,9 +283,7 @@ def _check_effects(node: fx.Node, name: str) -> None:
     if node.target in _ON_GRADIENTS:
         raise FuseError(f"node '{node.name}' calls {name}, which acts on gradients")
     if node.target in RANDOM and node.target not in CALLS:
-        raise FuseError(
-            f"node '{node.name}' calls {name}, which draws random numbers; allowed: dropout, randn_like, rand_like"
-        )
+        raise FuseError(f"node '{node.name}' calls {name}, which draws random numbers; {WITH_RULES}")
 
 
 def _refuse_change_of_input(node: fx.Node, changing: fx.Node) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import operator
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from trials.fusion.errors import FuseError, RefusedError, refused_freezing
@@ -24,9 +26,9 @@ from trials.fusion.graph.surroundings import (
     without_recomputing,
 )
 from trials.fusion.own_code.asked import MEMORY
-from trials.fusion.own_code.drawing import may_draw_unseen
+from trials.fusion.own_code.drawing import RANDOM_NAMES, may_draw_unseen
 from trials.fusion.own_code.trees import know, refuse_own_kinds
-from trials.fusion.registry import has_hooks, plain_forward, ruled
+from trials.fusion.registry import CALLS, has_hooks, plain_forward, ruled
 
 _AUGMENTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 OUT_OF_PLACE = {
@@ -41,10 +43,13 @@ _FACTORIES = (torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, to
 _CALLS = ("call_function", "call_method", "call_module")
 
 
-def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as one that becomes a node where an argument is unknown."""
+def recorded(function: Callable[..., Any], tracer: fx.Tracer | None = None) -> Callable[..., Any]:
+    """Return `function` as one that becomes a node where an argument is unknown; in this thread, always in `tracer`."""
+    tracing = threading.get_ident()  # others may read batches meanwhile
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if tracer is not None and threading.get_ident() == tracing:
+            return tracer.create_proxy("call_function", function, args, kwargs)
         unknown = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, fx.Proxy)]
         if not unknown:
             return function(*args, **kwargs)
@@ -58,15 +63,22 @@ def _refused_apply(cls: type, *_: Any, **__: Any) -> Any:
 
 
 @contextmanager
-def recording(changing: Callable[[], object] = lambda: None) -> Iterator[None]:
+def recording(tracer: fx.Tracer, changing: Callable[[], object] = lambda: None) -> Iterator[None]:
     """Enter it around a trace: some functions do not notice that their arguments are still unknown.
 
+    Those with a rule that draw random numbers become nodes of `tracer` even where nothing is unknown.
+
     Args:
+        tracer: takes the trace.
         changing: see `without_recomputing`.
     """
+    _device_constructors()  # a cache, which would keep what is replaced here
     factories = {function.__name__: recorded(function) for function in _FACTORIES}
+    drawing = {
+        name: recorded(getattr(torch, name), tracer) for name in RANDOM_NAMES if getattr(torch, name, "") in CALLS
+    }
     with (
-        replaced(torch, **factories),
+        replaced(torch, **factories, **drawing),
         replaced(torch.autograd.Function, apply=classmethod(_refused_apply)),
         without_recomputing(refused_checkpoint, changing),
         noting_autocasts(),

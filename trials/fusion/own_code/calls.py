@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from trials.fusion.own_code.autocast import TrialByTrial, has_parts
-from trials.fusion.own_code.inner import Call
+from trials.fusion.own_code.inner import Call, Streams
 from trials.fusion.own_code.together import Together
 from trials.fusion.own_code.values import ASKING, Value
 from trials.fusion.registry import CALLS
@@ -39,12 +39,21 @@ def instead(
             return None
         together.check_layer(args, kwargs, function=True)
         return Value(function, rows.size)
-    if function in CALLS:
-        if CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):  # no rule changes its input
-            return None
-        together.check_layer(args, kwargs, function=True)
-        return Call(function, rows)
-    return TrialByTrial(function) if has_parts(function, args, kwargs) else None
+    if (call := by_rule(function, args, kwargs, rows, together)) is not None:
+        return call
+    return TrialByTrial(function) if function not in CALLS and has_parts(function, args, kwargs) else None
+
+
+def by_rule(
+    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], streams: Streams, together: Together
+) -> Call | None:
+    """Return the rule for a call, whose random numbers come from `streams`; None: there is none. See `instead`."""
+    if function is Tensor.new and len(args) > 1 and all(isinstance(size, (int, torch.Size)) for size in args[1:]):
+        function = Tensor.new_empty  # its name today
+    if function not in CALLS or CALLS[function][0].bind(*args, **kwargs).arguments.get("inplace"):
+        return None  # no rule that knows this option changes its input
+    together.check_layer(args, kwargs, function=True)
+    return Call(function, streams)
 
 
 def _is_mapped(args: Any, kwargs: dict[str, Any]) -> bool:

@@ -8,7 +8,10 @@ RANDOM_NAMES = (
     *("rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "bernoulli", "normal", "multinomial"),
     *("poisson", "randperm", "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "native_dropout"),
     *("feature_alpha_dropout", "gumbel_softmax", "rrelu", "fractional_max_pool2d", "fractional_max_pool3d"),
+    *("binomial", "_standard_gamma", "_sample_dirichlet"),
 )
+WITH_RULES = "allowed: dropout, torch.randn and others that docs/fusing.md names"
+"""For messages."""
 _IN_PLACE = (
     *("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_"),
     "rrelu_",

@@ -51,6 +51,7 @@ NEW: frozenset[str] = frozenset(
         *("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm", "normalize", "sum", "mean", "var"),
         *("std", "norm", "cumsum", "masked_fill", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d"),
         *("avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "rand_like", "randn_like"),
+        *("rand", "randn", "randint", "randint_like", "randperm", "bernoulli", "normal", "multinomial", "poisson"),
         *("scaled_dot_product_attention", "prelu", "repeat", "rsub", "zeros_like", "ones_like", "as_type"),
     )
 )

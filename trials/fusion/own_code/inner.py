@@ -118,20 +118,32 @@ class Inner:
         return f"rule {type(self.rule).__name__}" if self.mapped is None else self.mapped.way(str(self.rule))
 
 
-class Call:
-    """A function with a rule that the code of a module calls."""
+class Streams(Protocol):
+    """A random stream per trial.
 
-    def __init__(self, function: Callable[..., Any], rows: Rows) -> None:
-        """`rows` has a random stream per trial."""
-        self._function, self._rows = function, rows
+    Attributes:
+        generators: they.
+        keeps_order: whether some tensor lies as ``channels_last`` has it; see `note_order`.
+    """
+
+    generators: list[torch.Generator]
+    keeps_order: bool
+
+
+class Call:
+    """A function with a rule that a module's code or a loss calls."""
+
+    def __init__(self, function: Callable[..., Any], streams: Streams) -> None:
+        """A call, whose random numbers come from `streams`."""
+        self._function, self._streams = function, streams
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
         """See `Inner`."""
         signature, call = CALLS[self._function]
         inputs, found = (arrange(self._function.__name__, signature, *given) for given in ((args, kwargs), dims))
         owned = _owned(inputs, found)
-        refuse_lost_order(self._rows, inputs, owned, self._function.__name__)
-        output, per_trial = call(inputs, owned, self._rows.generators)
+        refuse_lost_order(self._streams, inputs, owned, self._function.__name__)
+        output, per_trial = call(inputs, owned, self._streams.generators)
         return output, dims_of(output, per_trial)
 
 
@@ -166,19 +178,19 @@ class Calls(TorchFunctionMode):
             raise FuseError(f"the code catches {self._error}")
 
 
-def note_order(rows: Rows, values: Sequence[Any], owned: Sequence[bool]) -> None:
+def note_order(streams: Streams, values: Sequence[Any], owned: Sequence[bool]) -> None:
     """Note whether one of the `values`, those that are `owned` with the axis K, lies as ``channels_last`` has it."""
-    if not rows.keeps_order:
-        rows.keeps_order = any(_orders(values, owned))
+    if not streams.keeps_order:
+        streams.keeps_order = any(_orders(values, owned))
 
 
-def refuse_lost_order(rows: Rows, values: Sequence[Any], owned: Sequence[bool], name: str) -> None:
+def refuse_lost_order(streams: Streams, values: Sequence[Any], owned: Sequence[bool], name: str) -> None:
     """Refuse to draw for activations of which it is not known how they lie in the trial alone.
 
     Raises:
         FuseError: others lie as ``channels_last`` has it, and these may, too: `vmap` changes the order.
     """
-    if rows.keeps_order and not all(_orders(values, owned)):
+    if streams.keeps_order and not all(_orders(values, owned)):
         raise FuseError(
             f"'{name}' draws in the order of memory, and under vmap activations lose that of channels_last; allowed: "
             "a forward that can be traced"

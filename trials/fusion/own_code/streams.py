@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trials.fusion.errors import RefusedError
 from trials.fusion.graph.surroundings import kept
+from trials.fusion.own_code.drawing import WITH_RULES
 
 
 def saved(buffers: dict[str, Tensor], generators: Sequence[torch.Generator]) -> Callable[[], None]:
@@ -131,7 +132,7 @@ def drawing_nothing(what: str) -> Iterator[None]:
     put_back = kept_streams()
     yield
     if put_back():
-        raise RuntimeError(f"{what} draws random numbers; allowed: dropout")
+        raise RuntimeError(f"{what} draws random numbers; {WITH_RULES}")
 
 
 def kept_streams() -> Callable[[], bool]:

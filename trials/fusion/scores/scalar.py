@@ -1,41 +1,32 @@
 """Computes the user's loss or score, written for one model, for K models at once."""
 
-import dis
-import types
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from operator import is_not
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
-from trials.fusion.compared.reads import PLAIN
 from trials.fusion.errors import FuseError, RefusedError, is_out_of_memory
-from trials.fusion.graph.observer import Observer, refuse_questions
-from trials.fusion.graph.steps import CallStep, Ref, State, Step
-from trials.fusion.graph.surroundings import as_written, kept, reentrant_checkpoint, without_recomputing
-from trials.fusion.graph.tracer import Tracer, recording
+from trials.fusion.graph.steps import State
+from trials.fusion.graph.surroundings import as_written, reentrant_checkpoint, without_recomputing
 from trials.fusion.own_code import autocast
-from trials.fusion.own_code.inner import Calls
+from trials.fusion.own_code.below import below
+from trials.fusion.own_code.calls import by_rule
+from trials.fusion.own_code.inner import Calls, note_order
 from trials.fusion.own_code.reached import Reached
-from trials.fusion.own_code.streams import (
-    drawing_from,
-    drawing_nothing,
-    foreign_streams,
-    kept_streams,
-    refuse_foreign,
-    saved,
-)
+from trials.fusion.own_code.streams import drawing_from, drawing_nothing, foreign_streams, refuse_foreign, saved
 from trials.fusion.own_code.together import Together
 from trials.fusion.own_code.trees import PLAIN_KINDS, apart, dims_of, of_row, refuse_own_kinds
-from trials.fusion.registry import CALLS, replaced_function
+from trials.fusion.registry import replaced_function
 from trials.fusion.rows import generator as stream_of
 from trials.fusion.scores import losses as _losses  # noqa: F401 - fills the table of calls
 from trials.fusion.scores.derivatives import apart_from_others
 from trials.fusion.scores.params import NAME, Params, leaving, smoothed, takes_params
+from trials.fusion.scores.pure import steps_of
 from trials.fusion.ways import Way
 
 Called = Callable[[Callable[..., Any]], Any]
@@ -46,7 +37,7 @@ class Scalar:
     """A function from one model's outputs and the targets to a scalar, for K models.
 
     A pure function is traced once, and its steps run without `vmap`. Any other runs under `vmap` each time, or once for
-    each trial where `vmap` cannot and under autocast.
+    each trial where `vmap` cannot and under autocast. Each trial draws random numbers from its own stream.
 
     One that takes the trials' hyperparameters is not traced. Under `vmap` the numbers in which they differ are tensors
     without axes, in the loop they are plain. On the first batch both are computed, and the loop stays if they differ.
@@ -76,8 +67,9 @@ class Scalar:
         self._name, self._function = name, leaving(function, name) if self._takes_params else function
         self._looped = way == "loop" or bool(replaced_function())
         may_trace = way == "rules" and not self._looped and not self._takes_params
-        self._steps, self._last = _trace(function) if may_trace else ([], 0)
-        self._seen, self._stepped, self._proves = False, False, True
+        self._steps, self._last = steps_of(function) if may_trace else ([], 0)
+        self._seen, self._proves = False, True
+        self._stepped: tuple[int, bool] | None = None
         self._params: tuple[list[Any], Params] | None = None
         self._proven: set[object] = {()}
 
@@ -108,7 +100,7 @@ class Scalar:
         """
         values_K, targets_before, self._reached = None, _versions(targets), reached
         if self._steps and type(outputs) in PLAIN_KINDS and type(targets) in PLAIN_KINDS:
-            values_K = self._by_steps(outputs, targets, per_trial)
+            values_K = self._by_steps(outputs, targets, generators, per_trial)
         if values_K is None:
             streams = None if self._seen else foreign_streams()
             if self._proves:
@@ -130,7 +122,7 @@ class Scalar:
     @property
     def is_static(self) -> bool:
         """Whether its steps run, and not the user's code: the same operations each time."""
-        return bool(self._steps) and self._stepped
+        return bool(self._steps) and self._stepped is not None
 
     def _no_scalar(self, value: Any, axes: int) -> FuseError:
         what: Any = list(value.shape[axes:]) if isinstance(value, Tensor) else type(value).__name__
@@ -138,24 +130,32 @@ class Scalar:
             what = value.dtype
         return FuseError(f"{self._name} returned {what}; allowed: a scalar tensor of a real number")
 
-    def _by_steps(self, outputs: Tensor, targets: Tensor, per_trial: bool) -> Tensor | None:
+    def _by_steps(
+        self, outputs: Tensor, targets: Tensor, generators: Sequence[torch.Generator], per_trial: bool
+    ) -> Tensor | None:
         """Return the values, or None if a step fails: then the user's own code is run, for its error."""
         state = State(len(self._steps) + 2)
         state.values[:2], state.flags[:2] = [outputs, targets], [True, per_trial]
+        kind = len(generators), per_trial  # a number (`.item()`) is there for one trial, or of shared targets
+        is_known = self._stepped == kind
+        draws = any(step.rule is not None for step in self._steps)
+        restore = saved({}, generators) if draws and not is_known else None
         try:
-            # what is drawn here would come from no trial's stream, and be the same for all
-            with nullcontext() if self._stepped else drawing_nothing(self._name):
+            # what is drawn here without a rule would come from no trial's stream, and be the same for all
+            with nullcontext() if is_known else drawing_nothing(self._name):
                 for step in self._steps:
+                    step.generators = list(generators)
                     step.run(state)
+            if not state.flags[self._last]:
+                raise FuseError(f"{self._name} is the same for all trials")
         except Exception as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or (draws and restore is None):
                 raise
             self._steps = []
+            if restore is not None:
+                restore()
             return None
-        self._stepped = True
-        if not state.flags[self._last]:
-            self._steps = []
-            return None
+        self._stepped = kind
         found: Tensor = state.values[self._last]
         return found
 
@@ -176,7 +176,7 @@ class Scalar:
                 refuse_own_kinds(targets)
                 params = self._split(params_K)
                 self._prove(outputs, targets, generators, per_trial, params_K, params)
-                return self._by_vmap(outputs, targets, per_trial, params)
+                return self._by_vmap(outputs, targets, generators, per_trial, params)
             except RefusedError:
                 raise
             except Exception as error:
@@ -212,33 +212,52 @@ class Scalar:
         """
         if params is None or params.unlike in self._proven:
             return
+        restore = saved({}, generators)  # both draw the same
         with torch.no_grad():
-            by_vmap = self._by_vmap(_copied(outputs), _copied(targets), per_trial, params)
+            by_vmap = self._by_vmap(_copied(outputs), _copied(targets), generators, per_trial, params)
+            restore()
             by_loop = self._by_loop(_copied(outputs), _copied(targets), generators, per_trial, params_K)
+            restore()
         if not _are_close(by_vmap, by_loop):
             raise FuseError("with the trials' params as tensors it gives other values than with plain numbers")
         self._proven.add(params.unlike)
 
-    def _by_vmap(self, outputs: Any, targets: Any, per_trial: bool, params: Params | None) -> Any:
+    def _by_vmap(
+        self,
+        outputs: Any,
+        targets: Any,
+        generators: Sequence[torch.Generator],
+        per_trial: bool,
+        params: Params | None,
+    ) -> Any:
         tensors, together = apart(outputs)
-        rules = Together({})
+        rules, streams = Together({}), _Streams(list(generators))
+        note_order(streams, tensors, [True] * len(tensors))
         numbers_K = [] if params is None else params.numbers(*_kind(tensors))
+        rows = torch.arange(len(generators), device=tensors[0].device)
         inside: list[Tensor] = []
+        of_trial: list[Tensor] = []
 
         def call(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
             rules.check_call(function)
             found = smoothed(params, inside, function, args, kwargs)
-            return function(*args, **kwargs) if found is NotImplemented else found
+            if found is not NotImplemented:
+                return found
+            rule = by_rule(function, args, kwargs, streams, rules)
+            if rule is None:
+                return function(*args, **kwargs)
+            with rules.outside():
+                return below(rule, of_trial[0], args, kwargs)
 
-        def one(own: list[Tensor], own_targets: Any, numbers: list[Tensor]) -> Tensor:
-            inside[:] = numbers
+        def one(row: Tensor, own: list[Tensor], own_targets: Any, numbers: list[Tensor]) -> Tensor:
+            of_trial[:], inside[:] = [row], numbers
             named = {} if params is None else {NAME: params.of_one(numbers)}
             with Calls(call), rules:
                 return self._function(together(own), own_targets, **named)
 
-        dims, before = (0, dims_of(targets, per_trial), 0), _versions(numbers_K)
+        dims, before = (0, 0, dims_of(targets, per_trial), 0), _versions(numbers_K)
         with as_written():
-            found = torch.vmap(one, dims, randomness="error")(tensors, targets, numbers_K)
+            found = torch.vmap(one, dims, randomness="error")(rows, tensors, targets, numbers_K)
         if params is not None and _versions(numbers_K) != before:
             params.forget_numbers()
             raise FuseError("it changes a number of params in place, which would stay so")
@@ -292,6 +311,14 @@ class Scalar:
         return values_K
 
 
+@dataclass
+class _Streams:
+    """See `trials.fusion.own_code.inner.Streams`."""
+
+    generators: list[torch.Generator]
+    keeps_order: bool = False
+
+
 def _copied(value: Any) -> Any:
     """Return `value` with copies of its tensors, which code may change."""
     tensors, together = apart(value)
@@ -312,89 +339,3 @@ def _kind(outputs: Sequence[Tensor]) -> tuple[torch.dtype, torch.device]:
     """Return the type and the device of numbers that meet a model's outputs."""
     double = any(tensor.dtype in (torch.float64, torch.complex128) for tensor in outputs)
     return torch.float64 if double else torch.float32, outputs[0].device
-
-
-_graphs: "WeakKeyDictionary[types.FunctionType, tuple[list[object], fx.Graph | None]]" = WeakKeyDictionary()
-"""A pure function -> the global values that its code reads, and its graph. To trace one takes most of the time that a
-group of trials takes to build."""
-
-
-def _trace(function: Callable[[Any, Any], Tensor]) -> tuple[list[Step], int]:
-    """Return the steps of `function` and the index of its result. No steps: it may depend on more than its inputs."""
-    plain = getattr(function, "__func__", function)
-    if not isinstance(plain, types.FunctionType) or not _is_pure(plain, bound=plain is not function):
-        return [], 0
-    values = [plain.__globals__.get(name) for name in plain.__code__.co_names]
-    known, graph = _graphs.get(plain, ([], None))
-    if len(known) != len(values) or any(map(is_not, known, values)):
-        graph = _graph_of(function)
-        _graphs[plain] = values, graph
-    return ([], 0) if graph is None else _steps_of(graph)
-
-
-def _graph_of(function: Callable[[Any, Any], Tensor]) -> fx.Graph | None:
-    """Return the graph of `function`; None if it cannot be traced, or draws random numbers."""
-    put_back_streams, put_back_around = kept_streams(), kept()
-    observer = Observer()
-    try:
-        with recording(), observer:
-            graph = Tracer().trace(lambda outputs, targets: function(outputs, targets))
-        refuse_questions(observer)
-    except Exception:
-        return None
-    finally:
-        drew = put_back_streams()
-        put_back_around()
-    return None if drew else graph
-
-
-def _steps_of(graph: fx.Graph) -> tuple[list[Step], int]:
-    index = {node: number for number, node in enumerate(graph.nodes)}
-
-    def refer(node: fx.Node) -> Any:
-        return Ref(index[node])
-
-    steps: list[Step] = []
-    for node in graph.nodes:
-        if node.op == "output":
-            result = node.args[0]
-            return (steps, index[result]) if isinstance(result, fx.Node) else ([], 0)
-        if node.op in ("call_function", "call_method") and node.target not in CALLS:
-            args, kwargs = (fx.node.map_arg(value, refer) for value in (node.args, node.kwargs))
-            steps.append(CallStep(index[node], node, args, kwargs))
-        elif node.op != "placeholder":
-            return [], 0
-    return [], 0
-
-
-_ALLOWED = (abs, bool, dict, enumerate, float, int, len, list, max, min, range, sum, tuple, zip)
-_PURE = {each.__name__ for each in _ALLOWED}
-"""Python's own functions that a loss may call without depending on more than its inputs."""
-
-
-def _is_pure(function: types.FunctionType, bound: bool) -> bool:
-    """Whether its code reads nothing but its inputs, constants and functions of torch, and changes nothing."""
-    code = function.__code__
-    inside = any(isinstance(constant, types.CodeType) for constant in code.co_consts)
-    if any(not isinstance(default, PLAIN) for default in function.__defaults__ or ()) or function.__kwdefaults__:
-        return False
-    if inside or function.__closure__ or code.co_cellvars or (bound and _reads(code, code.co_varnames[0])):
-        return False
-    for name in {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}:
-        if name not in function.__globals__:
-            if name not in _PURE:
-                return False
-            continue
-        value = function.__globals__[name]
-        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
-        if home != "torch" and not home.startswith("torch."):
-            return False
-    return not any(name.endswith("_") and not name.endswith("__") for name in code.co_names)
-
-
-def _reads(code: types.CodeType, name: str) -> bool:
-    return any(
-        instruction.argval == name or (isinstance(instruction.argval, tuple) and name in instruction.argval)
-        for instruction in dis.get_instructions(code)
-        if instruction.opname.startswith(("LOAD_FAST", "STORE_FAST"))
-    )

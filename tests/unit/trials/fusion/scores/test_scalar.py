@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.support.fused_and_solo import close
 from tests.support.random_models.surroundings import Straight
 from trials import FuseError
+from trials.fusion.own_code.streams import drawing_from
 from trials.fusion.scores.scalar import Scalar
 
 RATE = [2.0]
@@ -67,7 +68,7 @@ CLASSES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
     "calls a helper": (with_helper, False),
     "takes a length": (with_length, False),
     "in place": (in_place, False),
-    "calls what has a rule": (lambda y, t: F.avg_pool1d(y, 3).square().mean(), False),
+    "calls what has a rule": (lambda y, t: F.avg_pool1d(y, 3).square().mean(), True),
 }
 
 
@@ -227,9 +228,74 @@ def test_noise_like_a_tensor_is_each_trials_own(size: int, like: str) -> None:
         torch.testing.assert_close(value, (y - torch.randn(6, 3, generator=stream)).square().mean())
 
 
+NOISY: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
+    "noise": (lambda y, t: (y - torch.randn(6, 3)).square().mean() * torch.rand(()), True),
+    "noise like the outputs": (lambda y, t: (y - torch.rand_like(y) * y).square().mean(), True),
+    "classes": (lambda y, t: F.cross_entropy(y, torch.randint(3, (6,))), True),
+    "some examples": (lambda y, t: y[torch.randperm(6)[:3]].square().mean(), True),
+    "dropout": (lambda y, t: F.dropout(y, 0.4).square().mean(), True),
+    "a number": (lambda y, t: y.mean() * torch.rand(()).item(), True),
+    "noise, not traced": (lambda y, t: helper(y - torch.randn(6, 3)).mean() * torch.rand(()), False),
+    "noise in memory of its own": (lambda y, t: helper(y + torch.empty(3).normal_()).mean(), False),
+    "a distribution": (lambda y, t: helper(torch.distributions.Normal(y, 1.0).rsample()).mean(), False),
+    "dropout in place": (lambda y, t: (F.dropout(y * 1, 0.4, True, True) * y).mean(), False),
+}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", NOISY)
+def test_what_a_loss_draws_is_each_trials_own(name: str, size: int) -> None:
+    function, is_traced = NOISY[name]
+    y_KBC = torch.randn(size, 6, 3, dtype=torch.float64, generator=streams(1)[0], requires_grad=True)
+    t_B, own, before = torch.zeros(6), streams(size), torch.get_rng_state()
+    scalar = Scalar("Study.loss", function)
+    assert bool(scalar._steps) == is_traced
+    found = [scalar(y_KBC * 1, t_B, own) for _ in range(2)]
+    assert torch.equal(before, torch.get_rng_state())
+    for row, (stream, alone) in enumerate(zip(own, streams(size), strict=True)):
+        for values_K in found:
+            with drawing_from(alone):
+                expected = function(y_KBC[row] * 1, t_B)
+            close(values_K[row], expected, name)
+            one, other = (torch.autograd.grad(v, y_KBC, retain_graph=True)[0] for v in (values_K[row], expected))
+            close(one, other, name)
+        assert torch.equal(stream.get_state(), alone.get_state())
+    in_a_loop = size > 1 and name in ("a number", "dropout in place")
+    assert scalar._looped == in_a_loop or (size == 1 and not is_traced)
+
+
+def test_what_a_loss_with_hyperparameters_draws_is_each_trials_own() -> None:
+    def noisy(y: Tensor, t: Tensor, params: dict[str, float]) -> Tensor:
+        return (y - params["deviation"] * torch.randn(6, 3)).square().mean()
+
+    y_KBC, params_K, own, loops = (
+        torch.zeros(3, 6, 3),
+        [{"deviation": 0.1 * n} for n in range(3)],
+        streams(3),
+        list[str](),
+    )
+    scalar = Scalar("Study.loss", noisy, on_loop=loops.append)
+    found = [scalar(y_KBC, torch.zeros(6), own, params_K=params_K) for _ in range(2)]
+    assert not loops
+    for row, alone in enumerate(streams(3)):
+        for values_K in found:
+            with drawing_from(alone):
+                torch.testing.assert_close(values_K[row], noisy(y_KBC[row], torch.zeros(6), params_K[row]))
+
+
+def test_a_traced_loss_that_fails_for_several_trials_has_drawn_nothing() -> None:
+    """Of one trial, its steps know a number."""
+    function, _ = NOISY["a number"]
+    scalar, y_KBC, t_B = Scalar("Study.loss", function), torch.ones(3, 6, 3), torch.zeros(6)
+    scalar(y_KBC[:1], t_B, streams(1))
+    assert scalar.is_static
+    values_K = scalar(y_KBC, t_B, streams(3))
+    torch.testing.assert_close(values_K, torch.stack([torch.rand((), generator=each) for each in streams(3)]))
+
+
 TRACED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "outputs": lambda y, t: (y - torch.randint_like(y, 9)).square().mean(),
-    "targets": lambda y, t: (y - torch.randint_like(t, 9)).square().mean(),
+    "outputs": lambda y, t: F.rrelu(y, training=True).square().mean(),
+    "targets": lambda y, t: (y * F.rrelu(t - 1, training=True)).mean(),
 }
 
 
@@ -243,8 +309,8 @@ def test_so_is_what_a_trace_draws_only_when_it_runs(size: int, like: str) -> Non
     values_K = scalar(y_KBC, t_BC, streams(size))
     assert torch.equal(before, torch.get_rng_state())
     for y, value, stream in zip(y_KBC, values_K, streams(size), strict=True):
-        drawn = torch.empty(6, 3).random_(0, 9, generator=stream)
-        torch.testing.assert_close(value, (y - drawn).square().mean())
+        with drawing_from(stream):
+            torch.testing.assert_close(value, TRACED[like](y, t_BC))
 
 
 def test_streams_of_no_trial_are_refused() -> None:
