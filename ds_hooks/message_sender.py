@@ -3,6 +3,7 @@
 import weakref
 from typing import Any
 
+from ds_hooks.shared.processes.priority import starting_patient_threads
 from ds_hooks.shared.processes.room import make_sure_of_room
 from ds_hooks.shared.wire import Bye, Hello, Message, encode
 
@@ -17,7 +18,7 @@ class MessageSender:
     lost silently, and a daemon that starts later gets nothing old.
 
     Messages wait until the next `flush` and leave in one multipart message. The socket's thread and the daemon then
-    wake once per step, while the device is idle, and never during compute.
+    wake once per step, while the device is idle, and never during compute. Its thread waits until the main job waits.
 
     What finds no daemon waits for one more flush. Connecting takes longer than a job may take from `attach` to its
     first bubble, and the begin of its first step would be lost.
@@ -37,7 +38,8 @@ class MessageSender:
         make_sure_of_room()
         self._zmq = zmq = pyzmq
         self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.PUSH)
+        with starting_patient_threads():
+            self._socket = self._context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.IMMEDIATE, 1)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER_MARK)

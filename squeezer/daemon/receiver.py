@@ -11,6 +11,7 @@ import zmq
 
 from ds_hooks.shared import wire
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, endpoint_of, why_too_long
+from ds_hooks.shared.processes.priority import starting_patient_threads
 from ds_hooks.shared.processes.room import NoRoomError, make_sure_of_room
 from ds_hooks.shared.processes.signals import asked_to_end
 
@@ -52,7 +53,8 @@ class Receiver:
         self._seq: int | None = None
         self.lost = self.foreign = 0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.PULL)
+        with starting_patient_threads():
+            self._socket = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAXIMUM_MESSAGE_BYTES)
         before = os.umask(0o077)
         try:

@@ -1,6 +1,8 @@
 """How a process of ours that may not be idle leaves the core to the main job."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 MOST_NICE = 19
 """The least share of a core that others want."""
@@ -23,3 +25,22 @@ def yield_the_core() -> None:
     if os.sched_getscheduler(0) not in (os.SCHED_BATCH, os.SCHED_IDLE):
         os.nice(HOLDER_NICE)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+@contextmanager
+def starting_patient_threads() -> Iterator[None]:
+    """A thread that this one starts within it takes the core from nobody when it is woken (SCHED_BATCH).
+
+    A thread of ZeroMQ's would: a main job that sends on its only core would wait for it, and for the daemon that it
+    wakes in turn, before it can go on to ask for data. In any other class than the usual one, it changes nothing.
+    """
+    is_usual = os.sched_getscheduler(0) == os.SCHED_OTHER
+    with suppress(OSError):  # a sandbox forbids it
+        if is_usual:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if is_usual:
+                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

@@ -1,5 +1,6 @@
 """The hooks' socket: what finds no daemon, and that no garbage collection of the training waits for it."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,3 +105,15 @@ def test_hooks_that_cannot_connect_keep_no_socket(tmp_path: Path, monkeypatch: p
         connection.connect(make_private_dir(tmp_path / "run"), 0, "cpu", 0)
     assert senders[0]._socket.closed and senders[0]._context.closed
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_its_threads_take_the_core_from_nobody(tmp_path: Path) -> None:
+    """Else a main job waits for them, and for the daemon that they wake, before it asks for what it needs next."""
+    before, own = set(os.listdir("/proc/self/task")), os.sched_getscheduler(0)
+    sender = MessageSender(zmq, f"ipc://{tmp_path}/daemon.sock".encode())
+    try:
+        threads = set(os.listdir("/proc/self/task")) - before
+        assert threads and {os.sched_getscheduler(int(thread)) for thread in threads} == {os.SCHED_BATCH}
+        assert os.sched_getscheduler(0) == own
+    finally:
+        sender.close(linger_ms=0)

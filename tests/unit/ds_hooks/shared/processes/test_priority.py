@@ -1,8 +1,11 @@
 """How our processes leave the core to the main job."""
 
 import os
+import threading
 
-from ds_hooks.shared.processes.priority import HOLDER_NICE, yield_the_core
+import pytest
+
+from ds_hooks.shared.processes.priority import HOLDER_NICE, starting_patient_threads, yield_the_core
 from tests.support.stranger import STRANGER, as_user, needs_second_user
 
 
@@ -24,3 +27,47 @@ def test_a_usual_one_gets_a_small_share() -> None:
 def test_in_a_job_of_the_idle_class_it_stays_there() -> None:
     """The kernel lets no ordinary user leave it."""
     assert as_user(STRANGER, lambda: yielded(os.SCHED_IDLE)) == [os.SCHED_IDLE, 0]
+
+
+def started(scheduling_class: int, *, is_raising: bool = False) -> list[int]:
+    """The classes of a thread that this one starts within, of this one afterwards, and of one that it then starts."""
+    os.sched_setscheduler(0, scheduling_class, os.sched_param(0))
+    found = list[int]()
+
+    def start() -> None:
+        thread = threading.Thread(target=lambda: found.append(os.sched_getscheduler(0)))
+        thread.start()
+        thread.join()
+
+    try:
+        with starting_patient_threads():
+            start()
+            if is_raising:
+                raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    found.append(os.sched_getscheduler(0))
+    start()
+    return found
+
+
+@needs_second_user
+@pytest.mark.parametrize("is_raising", [False, True])
+def test_only_threads_that_are_started_within_are_patient(is_raising: bool) -> None:
+    usual = os.SCHED_OTHER
+    assert as_user(STRANGER, lambda: started(usual, is_raising=is_raising)) == [os.SCHED_BATCH, usual, usual]
+
+
+@needs_second_user
+@pytest.mark.parametrize("scheduling_class", [os.SCHED_IDLE, os.SCHED_BATCH])
+def test_a_job_of_another_class_is_left_in_it(scheduling_class: int) -> None:
+    assert as_user(STRANGER, lambda: started(scheduling_class)) == [scheduling_class] * 3
+
+
+def test_where_classes_are_forbidden_threads_are_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*given: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    with starting_patient_threads():
+        pass
