@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
@@ -29,7 +28,6 @@ from ds_hooks.shared.processes.identity import why_no_proc
 from ds_hooks.shared.processes.signals import asked_to_end
 from ds_hooks.shared.renamed_commands import MOVED
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
-from ds_hooks.shared.study_queue import Submissions
 from ds_hooks.shared.user_paths import user_path
 from launch import rank
 from launch.build_locks import BuildLockWatch, unheld_build_locks
@@ -203,6 +201,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
         config: the run's configuration. Without a side task, the screen is the table of idle time.
         reason: why the run ended.
     """
+    from launch import release
     from squeezer.records.layout import picture_path, yield_picture_path
     from squeezer.reports.closing import closing_lines
     from squeezer.reports.idle import idle_of_run, render_idle
@@ -214,7 +213,7 @@ def finish(run: Path, config: Config, reason: str) -> None:
     os.environ[STORAGE_VARIABLE] = config.storage(run)  # for releasing trials, and for the report
 
     def release_trials() -> None:
-        _release_trials(run, config)
+        release.release_trials(run, config)
 
     def trace() -> None:
         with suppress(ReportError):  # no step was seen
@@ -238,25 +237,6 @@ def finish(run: Path, config: Config, reason: str) -> None:
 
     for what in (release_trials, trace, picture, report):
         _harmlessly(what)
-
-
-def _release_trials(run: Path, config: Config) -> None:
-    """Release what is left of all studies that this run's side tasks may have trained, by daemons that were killed."""
-    from squeezer.daemon.side_processes.environment import side_environment
-    from squeezer.daemon.side_processes.spawner import releasing_command, worker_name
-
-    ours, names = worker_name(run), []
-    if config.side is not None and config.side.queue is None:
-        names = [config.side.study_name]
-    elif config.side is not None and config.side.queue is not None:
-        submissions = Submissions(config.side.queue)
-        all_used = ((each.name, submissions.used(each)) for each in submissions.submissions())
-        names = [name for name, used in all_used if any(worker.startswith(ours) for worker in used)]
-    environment = side_environment(os.environ)
-    commands = {name: releasing_command(name, config.studies(run), ours) for name in names}
-    failed = [name for name, each in commands.items() if subprocess.run(each, env=environment, check=False).returncode]
-    if failed:
-        raise RuntimeError(f"trials of {', '.join(failed)} wait until their workers' leases end")
 
 
 def _require_flag(arguments: Sequence[str]) -> None:

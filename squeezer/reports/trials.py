@@ -2,10 +2,12 @@
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from ds_hooks.shared.secrets import HIDDEN, STORAGE_VARIABLE, hide_password, hide_passwords, without_hidden
@@ -14,9 +16,14 @@ from ds_hooks.shared.trial_attributes import MILESTONE
 from squeezer.records.layout import study_directory
 from squeezer.records.reader import RankRun
 
+ANSWERS_WITHIN_S = 30.0
+"""A server that has stopped, or that the network has lost, may say nothing for ever; a job that has ended must end."""
+
 TRIAL_STATES = "completed", "pruned", "failed", "running", "paused", "waiting"
 
 NO_TRIALS: Mapping[str, Any] = {**dict.fromkeys(TRIAL_STATES, 0), "best": None, "studies": {}, "problem": None}
+
+_Read = TypeVar("_Read")
 
 
 def trial_figures(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
@@ -41,13 +48,16 @@ def trial_figures(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    def read() -> dict[str, dict[str, Any]]:
+        storage = named if "://" in named else JournalStorage(JournalFileBackend(named))
+        begun = optuna.get_all_study_names(storage)  # a job may end before its side task has begun any
+        known = [str(name) for name in names if name in begun]
+        return {name: _of_study(optuna.load_study(study_name=name, storage=storage)) for name in known}
+
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        storage = named if "://" in named else JournalStorage(JournalFileBackend(named))
-        begun = optuna.get_all_study_names(storage)
-        names = [name for name in names if name in begun]  # a job may end before its side task has begun any
-        found = {name: _of_study(optuna.load_study(study_name=name, storage=storage)) for name in names}
+        found = _soon(read)
     except Exception as error:  # any of many database drivers
         problem = hide_passwords(f"{hide_password(named)}: {type(error).__name__}: {error}")
         if HIDDEN in recorded:
@@ -56,8 +66,29 @@ def trial_figures(run: Path, ranks: Sequence[RankRun]) -> dict[str, Any]:
     finally:
         optuna.logging.set_verbosity(verbosity)
     totals = {state: sum(of[state] for of in found.values()) for state in TRIAL_STATES}
-    best = found[names[0]]["best"] if len(names) == 1 else None
+    best = next(iter(found.values()))["best"] if len(found) == 1 else None
     return {**totals, "best": best, "studies": found, "problem": None}
+
+
+def _soon(read: Callable[[], _Read]) -> _Read:
+    """What `read` returns. If it takes too long, it is left to a thread that ends with this process.
+
+    Raises:
+        TimeoutError: it does.
+        Exception: what `read` raises.
+    """
+    answer: Future[_Read] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(read())
+        except Exception as error:
+            answer.set_exception(error)
+
+    Thread(target=run, name="study", daemon=True).start()
+    if not wait([answer], ANSWERS_WITHIN_S).done:
+        raise TimeoutError(f"no answer within {ANSWERS_WITHIN_S:.0f} s")
+    return answer.result()
 
 
 def _served(ranks: Sequence[RankRun]) -> list[str]:

@@ -1,6 +1,8 @@
 """Trials are found wherever a storage is."""
 
+import socket
 from pathlib import Path
+from threading import Timer
 
 import numpy as np
 import optuna
@@ -10,6 +12,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from squeezer.records.reader import RankRun
 from squeezer.records.units import UNIT_DTYPE
+from squeezer.reports import trials
 from squeezer.reports.trials import trial_figures
 
 
@@ -33,3 +36,17 @@ def test_without_a_trial_that_keeps_the_constraints_there_is_no_best(tmp_path: P
     assert (figures["completed"], figures["best"], figures["problem"]) == (1, None, None)
     study.add_trial(optuna.trial.create_trial(value=2.0, system_attrs={"constraints:size": -1.0}))
     assert trial_figures(tmp_path, [rank])["best"]["number"] == 1
+
+
+def test_a_server_that_says_nothing_does_not_keep_up_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "ANSWERS_WITHIN_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        gives_up = Timer(60.0, silent.close)
+        gives_up.start()
+        named = f"postgresql+psycopg://user@127.0.0.1:{silent.getsockname()[1]}/studies?sslmode=disable"
+        records = {"run": [{"config": {"side": {"storage": named, "study_name": "s"}}}]}
+        rank = RankRun(rank=0, records=records, units=np.empty(0, UNIT_DTYPE), groups=())
+        assert "no answer within 1 s" in trial_figures(tmp_path, [rank])["problem"]
+        gives_up.cancel()
