@@ -45,6 +45,7 @@ from launch.leftovers import (
     stop_children,
 )
 from launch.ports import free_port, needs_port
+from launch.terminal import is_in_foreground
 from squeezer.config import Config, ConfigError, load_config
 from squeezer.daemon.run_directory import claim_directory, running_daemons
 from squeezer.records.layout import events_path
@@ -54,6 +55,8 @@ EXAMPLE = "example:\n  ds_squeeze --squeezer examples/demo.toml --num_accelerato
 _FLAG = "--squeezer"
 WAIT_FOR_DAEMONS_S = 100.0
 """A killed daemon's record is incomplete, so this is longer than all that a daemon may wait for at its end."""
+UNASKED_S = 5.0
+"""How long DeepSpeed's launcher has to end after a SIGINT that may have been for this process alone."""
 _ENDED_WELL = "the main job has ended"
 
 log = logging.getLogger(__name__)
@@ -168,7 +171,8 @@ def _launch(runner: Any, parsed: argparse.Namespace, daemons: Callable[[], list[
     if why_no_proc() is not None:  # nobody's children can be found
         runner.main()
         return 0
-    patience_s, earlier = 0.0, children()
+    patience_s: float | None = 0.0
+    earlier = children()
     with BuildLockWatch(os.environ):
         try:
             runner.main()
@@ -176,7 +180,7 @@ def _launch(runner: Any, parsed: argparse.Namespace, daemons: Callable[[], list[
         except SystemExit as ended:
             return ended.code if isinstance(ended.code, int) else 1
         except KeyboardInterrupt:
-            patience_s = 5.0
+            patience_s = None if is_in_foreground() else UNASKED_S
             return 128 + signal.SIGINT
         finally:
             stop_children(patience_s, earlier.union(daemons()))

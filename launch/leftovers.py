@@ -30,7 +30,9 @@ from squeezer.records.in_use import ranks_in_use
 from squeezer.records.layout import files_of, temporary_folder_records
 
 _AFTER_SIGNAL_S = 5.0
-_DEEPSPEED_TEARDOWN_S = 40.0
+RANK_ENDS_WITHIN_S = 30.0
+"""DeepSpeed's launcher asks one rank after another to end, waits for each this long, and then kills it."""
+_BESIDES_RANKS_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -210,20 +212,35 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def stop_children(patience_s: float, spare: Collection[int] = ()) -> None:
-    """End DeepSpeed's launcher if it still runs; it ends the ranks.
+def stop_children(patience_s: float | None, spare: Collection[int] = ()) -> None:
+    """End DeepSpeed's launcher if it still runs; it ends the ranks. If it does not, they are killed with it.
 
     Args:
-        patience_s: how long it may take to end by itself: Ctrl-C reached it too.
+        patience_s: how long it may take to end by itself; None: it was asked already, so as long as its ranks may take.
+            To ask it again would ask them again, too, perhaps while they save.
         spare: children that are not its processes. The first process of a container has the daemons as children, too.
     """
     started = [child for child in psutil.Process().children() if child.pid not in spare]
-    _, alive = psutil.wait_procs(started, timeout=patience_s)
+    _, alive = psutil.wait_procs(started, timeout=_teardown_s(started) if patience_s is None else patience_s)
     for child in alive:
         child.terminate()
-    _, alive = psutil.wait_procs(alive, timeout=_DEEPSPEED_TEARDOWN_S)
-    for child in alive:
-        child.kill()
+    _, alive = psutil.wait_procs(alive, timeout=_teardown_s(alive))
+    for process in [each for child in alive for each in (child, *_ranks(child, with_theirs=True))]:
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            process.kill()
+
+
+def _teardown_s(launchers: Collection[psutil.Process]) -> float:
+    """How long they may take to end their ranks."""
+    return _BESIDES_RANKS_S + RANK_ENDS_WITHIN_S * sum(len(_ranks(each)) for each in launchers)
+
+
+def _ranks(launcher: psutil.Process, *, with_theirs: bool = False) -> list[psutil.Process]:
+    """What a launcher has started, with what that has started if asked for."""
+    found: list[psutil.Process] = []
+    with suppress(psutil.NoSuchProcess):
+        found = launcher.children(recursive=with_theirs)
+    return found
 
 
 def close_directory(directory: Path, port: int | None = None) -> None:
