@@ -79,6 +79,7 @@ class RunLock:
         earlier = os.fsdecode(os.pread(self._fd, 4096, 0))
         running = running_daemons(Path(earlier)) if earlier else []
         if running:
+            _continue(lambda: running_daemons(Path(earlier)))  # their launcher would have, but it was killed
             self._close()
             raise RunInUseError(f"daemons of an earlier run still use run.directory {self._run}: processes {running}")
         os.ftruncate(self._fd, 0)
@@ -173,8 +174,7 @@ def await_records(run: Path, timeout_s: float) -> None:
 
 def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
     """Wait until no daemon runs. After `timeout_s`, log it and terminate them; then kill them."""
-    for pid in running():
-        _signal(pid, signal.SIGCONT, running)  # somebody may have stopped it
+    _continue(running)
     _wait(running, timeout_s)
     for number in (signal.SIGTERM, signal.SIGKILL):
         left = running()
@@ -184,6 +184,12 @@ def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
         for pid in left:
             _signal(pid, number, running)
         _wait(running, _AFTER_SIGNAL_S)
+
+
+def _continue(running: Callable[[], list[int]]) -> None:
+    """Let those run on that somebody has stopped: they end once their job has ended."""
+    for pid in running():
+        _signal(pid, signal.SIGCONT, running)
 
 
 def _signal(pid: int, number: signal.Signals, running: Callable[[], list[int]]) -> None:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from ds_hooks.shared.page.layout import Field
-from launch.leftovers import end_daemons
+from launch.leftovers import RunInUseError, RunLock, end_daemons
 from tests.support.sandbox import Child, Job, Sandbox, is_alive, stat, wait_for
 
 pytestmark = pytest.mark.integration
@@ -56,6 +56,23 @@ def test_a_daemon_that_is_stopped_beside_its_job_is_left_alone(sandbox: Sandbox)
     sandbox.works()
     assert job.finish() == 0
     assert keeper.ended(PATIENCE_S) == 0
+
+
+def test_after_the_next_launcher_has_come_if_theirs_was_killed(sandbox: Sandbox) -> None:
+    job, pid_file = sandbox.job(), sandbox.directory / "daemon0.pid"
+    options = ("--config", str(sandbox.config()), "--job-pid", str(job.pid), "--pid-file", str(pid_file))
+    keeper: Child = sandbox.start(Child, "-m", "squeezer", "daemon", *options)
+    pid_file.write_text(str(keeper.pid))
+    daemon = wait_for(lambda: sandbox.word(Field.DAEMON_PID), "the daemon")
+    stop(keeper.pid)
+    stop(daemon)
+    assert job.finish() == 0
+    (sandbox.run / ".lock").write_text(str(sandbox.directory))
+    with pytest.raises(RunInUseError, match=f"processes .{keeper.pid}"), RunLock(sandbox.run, sandbox.directory):
+        pass
+    assert keeper.ended(PATIENCE_S) == 0
+    assert sandbox.events("end")
+    pid_file.unlink(missing_ok=True)
 
 
 def test_a_launcher_continues_whatever_it_waits_for() -> None:
