@@ -79,7 +79,10 @@ def _daemon(parsed: argparse.Namespace) -> int:
             ends.callback(_remove, parsed.pid_file)
         if parsed.job_pid is None:
             return shield(partial(_serve, parsed))
-        return keep(partial(_serve, parsed), parsed.job_pid)
+        status = keep(partial(_serve, parsed), parsed.job_pid)
+        if status:
+            _clear_up(parsed)
+        return status
 
 
 def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
@@ -105,6 +108,20 @@ def _serve(parsed: argparse.Namespace, earlier_ended: str | None = None) -> int:
     adopt_orphans()  # of side tasks
     daemon.run()
     return 0
+
+
+def _clear_up(parsed: argparse.Namespace) -> None:
+    """Remove what a killed daemon would have removed. Its launcher would, too, but may be on another machine."""
+    from ds_hooks.shared.page.file import runtime_dir
+    from squeezer.config import ConfigError, load_config
+    from squeezer.daemon.run_directory import remove_left
+    from squeezer.daemon.side_processes.temporary_folder import remove_folder
+    from squeezer.records.layout import temporary_folder_path
+
+    remove_left(runtime_dir(), parsed.local_rank)
+    with suppress(ConfigError):
+        run = (parsed.run_directory or load_config(parsed.config).run.directory).absolute()
+        remove_folder(temporary_folder_path(run, int(os.environ.get("RANK", parsed.local_rank))))
 
 
 def _add_daemon(parser: argparse.ArgumentParser) -> None:

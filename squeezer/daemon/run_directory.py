@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from ds_hooks.shared.page.file import Page, PageError, page_path, socket_of
+from ds_hooks.shared.page.layout import Role
 from ds_hooks.shared.processes.identity import own_namespaces
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 
@@ -67,6 +69,22 @@ def leave_directory(directory: Path) -> None:
         directory.rmdir()
     with suppress(OSError):  # other runs are there, or it is another's to remove
         directory.parent.rmdir()
+
+
+def remove_left(directory: Path, local_rank: int) -> None:
+    """Remove the page and the socket that a killed daemon has left, as far as nobody uses them.
+
+    Args:
+        directory: of pages and sockets.
+        local_rank: the device's number.
+    """
+    with suppress(PageError, OSError):
+        page = Page.open(page_path(directory, local_rank), create=False)
+        try:
+            page.claim(Role.DAEMON)  # else the socket is the next one's
+            socket_of(page.path).unlink(missing_ok=True)
+        finally:
+            page.close()
 
 
 def running_daemons(directory: Path) -> list[int]:

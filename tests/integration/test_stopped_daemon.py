@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,23 @@ def test_with_their_job(sandbox: Sandbox, who: str) -> None:
     assert job.finish() == 0
     assert keeper.ended(PATIENCE_S) == 0
     assert sandbox.events("end"), "the daemon has ended in its usual way"
+
+
+def test_what_a_daemon_leaves_that_is_killed_when_its_job_has_ended_goes_with_its_keeper(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    job = sandbox.job()
+    keeper = sandbox.daemon_of(job, sandbox.config("endless.py"), TMPDIR=str(temporary))
+    wait_for(lambda: list(temporary.glob("squeezer-side-*")), "the side task's folder")
+    stop(keeper.pid)
+    assert job.finish() == 0
+    os.kill(sandbox.word(Field.DAEMON_PID), signal.SIGKILL)
+    keeper.process.send_signal(signal.SIGCONT)
+    assert keeper.ended(PATIENCE_S) == 128 + signal.SIGKILL
+    assert not list(sandbox.directory.glob("*"))
+    assert not list(temporary.glob("squeezer-side-*"))
 
 
 def test_when_they_are_asked_to(sandbox: Sandbox) -> None:
