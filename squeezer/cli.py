@@ -118,7 +118,8 @@ def _clear_up(parsed: argparse.Namespace) -> None:
     from squeezer.daemon.side_processes.temporary_folder import remove_folder
     from squeezer.records.layout import temporary_folder_path
 
-    remove_left(runtime_dir(), parsed.local_rank)
+    if not remove_left(runtime_dir(), parsed.local_rank):
+        return
     with suppress(ConfigError):
         run = (parsed.run_directory or load_config(parsed.config).run.directory).absolute()
         remove_folder(temporary_folder_path(run, int(os.environ.get("RANK", parsed.local_rank))))

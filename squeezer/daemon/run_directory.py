@@ -71,20 +71,28 @@ def leave_directory(directory: Path) -> None:
         directory.parent.rmdir()
 
 
-def remove_left(directory: Path, local_rank: int) -> None:
+def remove_left(directory: Path, local_rank: int) -> bool:
     """Remove the page and the socket that a killed daemon has left, as far as nobody uses them.
 
     Args:
         directory: of pages and sockets.
         local_rank: the device's number.
+
+    Returns:
+        False if the device has another daemon, whose all that is.
     """
-    with suppress(PageError, OSError):
+    try:
         page = Page.open(page_path(directory, local_rank), create=False)
-        try:
-            page.claim(Role.DAEMON)  # else the socket is the next one's
-            socket_of(page.path).unlink(missing_ok=True)
-        finally:
-            page.close()
+    except PageError:
+        return True
+    try:
+        page.claim(Role.DAEMON)
+        socket_of(page.path).unlink(missing_ok=True)
+    except PageError:
+        return False
+    finally:
+        page.close()
+    return True
 
 
 def running_daemons(directory: Path) -> list[int]:
