@@ -1,36 +1,47 @@
 """From runs to the summary."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from math import inf, log2
-from statistics import fmean, stdev
+from statistics import fmean, linear_regression, stdev
 from typing import Any
 
-import numpy as np
 from scipy.stats import spearmanr
 
 from benchmarks.shared.intervals import ratio_with_ci95
+from benchmarks.transfer.resampled import Runs, by_configurations, by_seeds, ci95
 
-Runs = Sequence[dict[str, Any]]
+Resampled = Callable[[Runs], Iterator[Runs]]
 
 
 def summary(runs: Runs) -> dict[str, Any]:
-    """The figures of those experiments that have run; the others are None."""
+    """The figures of those experiments that have run, with their intervals; the others are None."""
     by = {name: [run for run in runs if run["scenario"] == name] for name in {run["scenario"] for run in runs}}
     drifts = [run for name, own in by.items() if name.startswith("drift") for run in own]
-    mlps = [run for run in drifts if run["model"] == "mlp"]
-    found: dict[str, Any] = {
-        "oracle_error": max((run["error"] for run in by.get("oracles", [])), default=None),
-        "coordinate_slope_worst": worst_slope(by.get("coordinates", []), "shrunk"),
-        "coordinate_slope_plain": worst_slope(by.get("coordinates", []), "plain"),
-        "drift_octaves_16": drift(mlps, "shrunk", 16),
-        "drift_octaves_64": drift(mlps, "shrunk", 64),
-        "drift_octaves_plain_64": drift(mlps, "plain", 64),
-        "drift_octaves_most": max((each for r in (4, 16, 64) if (each := drift(mlps, "shrunk", r))), default=None),
-        "drift_octaves_8_others": drift([run for run in drifts if run["model"] != "mlp"], "shrunk", 8),
+    mlps, others = ([run for run in drifts if (run["model"] == "mlp") is is_mlp] for is_mlp in (True, False))
+    moved, ranked = by.get("coordinates", []), by.get("ranking", [])
+    found: dict[str, Any] = {"oracle_error": max((run["error"] for run in by.get("oracles", [])), default=None)}
+    figures: dict[str, tuple[Callable[[Runs], float | None], Runs, Resampled]] = {
+        "coordinate_slope_worst": (partial(worst_slope, way="shrunk"), moved, by_seeds),
+        "coordinate_slope_plain": (partial(worst_slope, way="plain"), moved, by_seeds),
+        "drift_octaves_16": (partial(drift, way="shrunk", ratio=16), mlps, by_seeds),
+        "drift_octaves_64": (partial(drift, way="shrunk", ratio=64), mlps, by_seeds),
+        "drift_octaves_plain_64": (partial(drift, way="plain", ratio=64), mlps, by_seeds),
+        "drift_octaves_most": (_most_drift, mlps, by_seeds),
+        "drift_octaves_8_others": (partial(drift, way="shrunk", ratio=8), others, by_seeds),
+        **{f"spearman_{scale}": (partial(rank_correlation, who=scale), ranked, by_configurations) for scale in "248"},
+        "spearman_ceiling": (partial(rank_correlation, who="target again"), ranked, by_configurations),
+        "regret_sd": (partial(regret, sd=seed_sd(ranked)), ranked, by_configurations),
     }
-    found.update(ranks(by.get("ranking", [])))
+    for name, (figure, own, resampled) in figures.items():
+        found |= {name: figure(own), f"{name}_ci95": ci95(figure, own, resampled)}
     found.update(speedup(by.get("end_to_end", [])))
     return found
+
+
+def _most_drift(runs: Runs) -> float | None:
+    found = [drift(runs, "shrunk", ratio) for ratio in (4, 16, 64)]
+    return max((each for each in found if each is not None), default=None)
 
 
 def worst_slope(runs: Runs, way: str) -> float | None:
@@ -41,7 +52,7 @@ def worst_slope(runs: Runs, way: str) -> float | None:
         for layer in own[0]["layers"] if own else ():
             points = [(log2(run["width"]), fmean(run["layers"][layer])) for run in own]
             if all(0 < moved < inf for _, moved in points):
-                slopes.append(float(np.polyfit([x for x, _ in points], [log2(y) for _, y in points], 1)[0]))
+                slopes.append(linear_regression([x for x, _ in points], [log2(y) for _, y in points]).slope)
     return max((abs(slope) for slope in slopes), default=None)
 
 
@@ -77,23 +88,33 @@ def drift(runs: Runs, way: str, ratio: int) -> float | None:
     return max(found, default=None)
 
 
-def ranks(runs: Runs) -> dict[str, Any]:
-    """Rank correlations, their ceiling, and the worst regret at ÷ 8 in standard deviations of a seed."""
-    means = {run["who"]: _means(run["held_out_losses"], run["seeds"]) for run in runs}
-    made: dict[str, Any] = {f"spearman_{scale}": None for scale in (2, 4, 8)}
-    made |= {"spearman_ceiling": None, "regret_sd": None}
+def rank_correlation(runs: Runs, who: str) -> float | None:
+    """Spearman's, of the target's mean held-out losses with those of `who`, over the configurations."""
+    means = _means_by(runs)
     if "target" not in means:
-        return made
-    target = means["target"]
-    for who in ("2", "4", "8"):
-        made[f"spearman_{who}"] = float(spearmanr(_ranked(target), _ranked(means[who])).statistic)
-    made["spearman_ceiling"] = float(spearmanr(_ranked(target), _ranked(means["target again"])).statistic)
-    run = next(run for run in runs if run["who"] == "target")
-    best, chosen = min(range(len(target)), key=target.__getitem__), min(range(len(target)), key=means["8"].__getitem__)
-    own = run["held_out_losses"][best * run["seeds"] : (best + 1) * run["seeds"]]
-    if len(own) > 1:
-        made["regret_sd"] = (target[chosen] - target[best]) / stdev(own)
-    return made
+        return None
+    return float(spearmanr(_ranked(means["target"]), _ranked(means[who])).statistic)
+
+
+def regret(runs: Runs, sd: float | None) -> float | None:
+    """The target's loss at the best configuration of its surrogates at ÷ 8, less its own best, in `sd`."""
+    if not sd:
+        return None
+    target, surrogate = (_means_by(runs)[who] for who in ("target", "8"))
+    chosen = min(range(len(target)), key=surrogate.__getitem__)
+    return (target[chosen] - min(target)) / sd
+
+
+def seed_sd(runs: Runs) -> float | None:
+    """The standard deviation over seeds of the target's loss at its best configuration; None: of one seed."""
+    for run in runs:
+        if run["who"] == "target" and run["seeds"] > 1:
+            seeds, losses = run["seeds"], run["held_out_losses"]
+            means = _means(losses, seeds)
+            best = min(range(len(means)), key=means.__getitem__)
+            own: list[float] = losses[best * seeds : (best + 1) * seeds]
+            return stdev(own)
+    return None
 
 
 def speedup(runs: Runs) -> dict[str, Any]:
@@ -135,6 +156,10 @@ def _reached(trace: Iterable[Sequence[Any]], good: float) -> float:
 
 def _end(trace: Iterable[Sequence[Any]]) -> float:
     return max(float(seconds) for seconds, _, _ in trace)
+
+
+def _means_by(runs: Runs) -> dict[str, list[float]]:
+    return {run["who"]: _means(run["held_out_losses"], run["seeds"]) for run in runs}
 
 
 def _means(losses: Sequence[float], seeds: int) -> list[float]:

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from math import floor, inf, log2
 from pathlib import Path
 
-from benchmarks.transfer.figures import Runs, mean_losses
+from benchmarks.transfer.figures import mean_losses
+from benchmarks.transfer.resampled import Runs
 from squeezer.reports.svg import document, text
 
 EXPERIMENT = "drift_mlp_adam"

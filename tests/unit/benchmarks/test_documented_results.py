@@ -82,21 +82,27 @@ def test_how_well_rates_transfer() -> None:
     rows = [numbers_beside(text, name) for name in re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)]
     expected = [
         [of["oracle_error"]],
-        [of["coordinate_slope_worst"], of["coordinate_slope_plain"]],
-        [of["drift_octaves_16"]],
-        [of["drift_octaves_64"], of["drift_octaves_plain_64"]],
-        [of["drift_octaves_most"]],
-        [of["drift_octaves_8_others"]],
-        [of["spearman_2"], of["spearman_4"], of["spearman_8"]],
-        [of["regret_sd"]],
+        [*_with_bounds(of, "coordinate_slope_worst"), *_with_bounds(of, "coordinate_slope_plain")],
+        _with_bounds(of, "drift_octaves_16"),
+        [*_with_bounds(of, "drift_octaves_64"), *_with_bounds(of, "drift_octaves_plain_64")],
+        _with_bounds(of, "drift_octaves_most"),
+        _with_bounds(of, "drift_octaves_8_others"),
+        *(_with_bounds(of, f"spearman_{scale}") for scale in ("2", "4", "8", "ceiling")),
+        _with_bounds(of, "regret_sd"),
     ]
     found = [row for row in rows if row]
     assert [len(each) for each in found] == [len(each) for each in expected]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours == pytest.approx(theirs, rel=0.03, abs=0.0051)
-    assert f"two seeds of the target itself: {of['spearman_ceiling']:.2f}" in text
+    assert of["drift_octaves_64_ci95"][1] < 2 and "surely met is only the goal of ÷64" in " ".join(text.split())
+    low, high = of["spearman_8_ci95"]
+    assert f"Ranks at ÷8 correlate to {of['spearman_8']:.2f} ({low:.2f} to {high:.2f})" in text_of("docs/shrinking.md")
     assert f"took {of['end_to_end_speedup']:.1f} times" in text
     assert f"95% interval from {of['end_to_end_speedup_low']:.2f}" in text
+
+
+def _with_bounds(of: dict[str, Any], name: str) -> list[float]:
+    return [of[name], *of[f"{name}_ci95"]]
 
 
 def test_what_a_factor_of_three_would_take() -> None:

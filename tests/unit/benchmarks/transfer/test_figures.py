@@ -7,7 +7,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.transfer.figures import best_rate, drift, ranks, speedup, summary, worst_slope
+from benchmarks.transfer.figures import (
+    best_rate,
+    drift,
+    rank_correlation,
+    regret,
+    seed_sd,
+    speedup,
+    summary,
+    worst_slope,
+)
 from benchmarks.transfer.picture import main, picture
 from tests.support.paths import ROOT
 
@@ -50,10 +59,11 @@ def test_ranks_and_regret() -> None:
     target, again = [1.0, 1.2, 2.0, 2.2, 3.0, 3.2], [1.0, 1.0, 2.0, 2.0, 3.0, 3.0]
     swapped = [2.0, 2.0, 1.0, 1.0, 3.0, 3.0]
     given = {"target": target, "target again": again, "2": again, "4": again, "8": swapped}
-    found = ranks([{"who": who, "seeds": 2, "held_out_losses": losses} for who, losses in given.items()])
-    assert (found["spearman_2"], found["spearman_ceiling"]) == (pytest.approx(1), pytest.approx(1))
-    assert found["spearman_8"] == pytest.approx(0.5)
-    assert found["regret_sd"] == pytest.approx(1.0 / 0.1414, rel=0.01)
+    runs = [{"who": who, "seeds": 2, "held_out_losses": losses} for who, losses in given.items()]
+    assert [rank_correlation(runs, who) for who in ("2", "target again", "8")] == pytest.approx([1, 1, 0.5])
+    assert seed_sd(runs) == pytest.approx(0.1414, rel=0.01)
+    assert regret(runs, 0.1414) == pytest.approx(1.0 / 0.1414, rel=0.01)
+    assert rank_correlation([], "2") is regret([], None) is seed_sd([]) is None
 
 
 def test_the_speedup_is_to_a_target_as_good_as_the_best_known() -> None:
