@@ -1,7 +1,7 @@
 """Yield: what the bubbles of a run gave, against a dedicated device with full rows; and what the rest of them went to.
 
-All are shares of bubble time. Each is measured by itself, over the whole run, so they add up to 1 but for errors of
-measurement. The daemon counts the bubbles (`squeezer.daemon.bubble_accounts`), and the side task its own time. The
+All are shares of bubble time, over the whole run. The daemon counts the bubbles (`squeezer.daemon.bubble_accounts`),
+and the side task its own time. They add up to 1 as far as the main job's clock and the side task's agree. The
 dedicated rate is measured after the job, with many trials and with few. A straight line through both times of a step
 shows how long a dedicated device would take for steps with empty rows.
 """

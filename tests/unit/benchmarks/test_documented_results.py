@@ -180,6 +180,22 @@ def test_what_the_demo_showed() -> None:
     assert not report["main"]["slowdown_detected"]
 
 
+def test_what_resuming_and_tails_take_for_each_trial() -> None:
+    found = []
+    for name in ("demo", "demo_in_blocks_of_three"):
+        report = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+        bubble_ms = report["bubbles"]["steps"] * sum(
+            each["ms_per_step"] for each in report["bubbles"]["by_kind"].values()
+        )
+        ended = report["trials"]["completed"] + report["trials"]["pruned"]
+        found.append(report["side"]["waterfall"]["resume_and_tail"] * bubble_ms / ended)
+    search = summary_of("search_cost")
+    known = [search[f"default_journal_{trials}_cpu_ms"] for trials in (10, 1000)]
+    text = " ".join(text_of("docs/benchmarks.md").split())
+    assert f"it took {found[0]:.0f} and {found[1]:.0f} ms for each trial that ended" in text
+    assert f"[{known[0]:.0f} to {known[1]:.0f} ms](#search_cost)" in text
+
+
 def test_the_waterfall_is_the_demos(tmp_path: Path) -> None:
     report = json.loads((RESULTS / "demo.json").read_text(encoding="utf-8"))
     drawn = draw_yield(report, tmp_path / "yield.svg")
