@@ -22,7 +22,8 @@ Each job runs in three ways, beside a study that is searched and pruned, and nev
 Each round gives one log ratio of mean step times over both ranks; their mean is the slowdown, with Student's t interval
 over the rounds. The first step of a block does not count, for it still feels the block before; of a long one, the first
 ten. Steps far from others of their round count as less far, as in a report (`squeezer.policy.slowdown`). FILE is
-written after each run; if it was stopped, the same command at the same commit continues.
+written after each run; if it was stopped, the same command at the same commit continues. Each run says which share of
+the cores' time was *stolen*: their host ran others.
 """
 
 import itertools
@@ -43,6 +44,7 @@ from benchmarks.shared.intervals import mean_and_ci95, winsorized
 from benchmarks.shared.paths import ROOT
 from benchmarks.shared.processes import environment, run_directories, start
 from benchmarks.shared.results import commit, finish, kept_runs, parse, write
+from benchmarks.shared.stolen import Stolen
 from benchmarks.studies import LASTING_DIGITS, MANY_DIGITS, PLACEBO_DIGITS
 from benchmarks.windows.modes import ALONE, AWAKE, CACHE_PLACEBO, DEFAULTS, PLACEBO, PREEMPTIVE, WINDOWED, Windows
 from benchmarks.windows.spinners import spinners
@@ -82,8 +84,9 @@ def main() -> int:
         if options.only not in (None, scenario) or is_done:
             continue
         job, kind = scenario.split("_")
+        watched = Stolen()
         measured = _measure(job, kind, options.quick)
-        runs.append({"scenario": scenario, "run": number, **measured})
+        runs.append({"scenario": scenario, "run": number, "stolen": round(watched.share(), 5), **measured})
         print({key: value for key, value in runs[-1].items() if key != "steps_ms"}, file=sys.stderr, flush=True)
         if options.json:
             write(NAME, options, runs, summary(runs))
