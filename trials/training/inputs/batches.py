@@ -1,6 +1,7 @@
 """The batches that trials train on: one loader for all at the same epoch, or each trial's own."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import chain, islice
 from typing import Any, NamedTuple, cast
 
@@ -11,7 +12,7 @@ from trials.pinned_memory import in_pinned_memory
 from trials.study import Study
 from trials.training.inputs.batches_seen import BatchesSeen
 from trials.training.inputs.endless import with_an_end
-from trials.training.inputs.study_state import setting_nothing
+from trials.training.inputs.study_state import may_set, setting_nothing
 from trials.training.inputs.trees import all_pinned, as_plain, copied, examples, form, mapped, row_of, stacked, tensors
 
 
@@ -32,6 +33,8 @@ class ReplayError(Exception):
         )
         self.numbers = numbers
 
+
+_UNWATCHED = nullcontext()
 
 _END = object()
 """Of batches: a loader may give None for one that is of no use."""
@@ -282,7 +285,7 @@ def _read(
     is_empty = given is not None and not reader.place
     batches = iter(() if given is None else with_an_end(study, given, source, f" of epoch {reader.epoch + 1}"))
     while True:
-        with setting_nothing(study, source):
+        with setting_nothing(study, source) if may_set(study) else _UNWATCHED:
             each = next(batches, _END)
         if each is _END:
             break

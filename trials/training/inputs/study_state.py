@@ -47,6 +47,11 @@ def setting_nothing(study: Study, source: str) -> Iterator[None]:
             )
 
 
+def may_set(study: Study) -> bool:
+    """Whether there is anything that `setting_nothing` would find set: it is much to enter for every batch."""
+    return not names_read(type(study), _OF_ANY_EPOCH).isdisjoint(vars(study))
+
+
 class StudyState:
     """Tries whether a function of a study keeps something on which its results depend.
 

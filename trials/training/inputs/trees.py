@@ -35,15 +35,25 @@ def _as_plain(source: str, leaf: Any) -> Any:
     )
 
 
+def is_tuple_of_tensors(tree: Any) -> bool:
+    """Whether `tree` is what most batches are: then there is no need to flatten it, which takes longer than a copy."""
+    return type(tree) is tuple and all(isinstance(each, Tensor) for each in tree)
+
+
 def tensors(tree: Any) -> list[Tensor]:
     """Return the tensors in `tree`."""
-    return [tree] if isinstance(tree, Tensor) else [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+    if isinstance(tree, Tensor):
+        return [tree]
+    leaves = tree if is_tuple_of_tensors(tree) else tree_flatten(tree)[0]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def mapped(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Return `tree` with its tensors changed."""
     if isinstance(tree, Tensor):
         return change(tree)
+    if is_tuple_of_tensors(tree):
+        return tuple(map(change, tree))
     return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
