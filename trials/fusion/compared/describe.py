@@ -12,7 +12,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -32,12 +32,13 @@ _DERIVED = _OWN | {"forward", "_flat_weights", "_flat_weight_refs", "_compiled_c
 """Those, what a recurrent layer makes of its parameters, and what `torch.compile` makes of a module."""
 
 
-def attributes(model: nn.Module) -> dict[tuple[str, str], Hashable]:
-    """Map (path, attribute) to its description, for all but tensors that the modules of `model` hold."""
+def attributes(model: nn.Module, of: Container[str] | None = None) -> dict[tuple[str, str], Hashable]:
+    """Map (path, attribute) to its description, for all but tensors that modules hold: of `model`, or those at `of`."""
     describe = Describer(model)
     return {
         (path, name): describe(value)
         for path, module in model.named_modules()
+        if of is None or path in of
         for name, value in vars(module).items()
         if name not in _DERIVED and not isinstance(value, Tensor) and not _is_compiler(module)
     }

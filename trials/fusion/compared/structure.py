@@ -186,7 +186,7 @@ class Unchanged:
     def _now(self) -> tuple[Facts, dict[str, Hashable]]:
         """Return the attributes of the user's own modules, and the variables outside the model."""
         own = {path for path, module in self._model.named_modules() if not type(module).__module__.startswith("torch.")}
-        found: Facts = {key: value for key, value in attributes(self._model).items() if key[0] in own}
+        found: Facts = attributes(self._model, own)
         for path in own:
             found.update({(path, name): "a tensor" for name in plain_tensors(self._model.get_submodule(path))})
         return found, outer_values(self._model)

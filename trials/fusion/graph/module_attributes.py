@@ -1,17 +1,20 @@
 """Remembers the attributes of modules, with the containers in them, and puts them back."""
 
 import copy
-from collections import deque
+from collections import OrderedDict, deque
 from operator import is_
 from types import CellType, FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 
-from trials.fusion.compared.contents import contents
+from trials.fusion.compared.contents import NUMBERS, contents
 
 Attribute = tuple[str, str]
 """The path of a module, and the name of its attribute."""
+
+_COPIED = frozenset((dict, OrderedDict, list, set, deque))
+"""Their own method takes a tenth of the time of `copy.copy`."""
 
 
 class ModuleAttributes:
@@ -32,6 +35,12 @@ class ModuleAttributes:
                     self._add((path, name), value, inside)
 
     def _add(self, attribute: Attribute, value: Any, inside: set[int]) -> None:
+        if _is_empty(value):  # as most are, such as hooks
+            self._containers.setdefault(id(value), (attribute, value, value.copy()))
+        elif type(value) not in NUMBERS:
+            self._add_contents(attribute, value, inside)
+
+    def _add_contents(self, attribute: Attribute, value: Any, inside: set[int]) -> None:
         for _, part in contents(value, beyond=inside):
             if id(part) in inside:
                 continue
@@ -39,7 +48,8 @@ class ModuleAttributes:
                 if not part.is_inference():
                     self._tensors.append((attribute, part, part._version))
             elif isinstance(part, (dict, list, set, deque)):
-                self._containers.setdefault(id(part), (attribute, part, copy.copy(part)))
+                kept = part.copy() if type(part) in _COPIED else copy.copy(part)
+                self._containers.setdefault(id(part), (attribute, part, kept))
             elif isinstance(part, FunctionType):
                 for cell in part.__closure__ or ():
                     self._containers.setdefault(id(cell), (attribute, cell, _content(cell)))
@@ -92,6 +102,11 @@ class _Absent:
 
 def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
     return vars(module), module._parameters, module._buffers, module._modules
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether it is an ordinary container without anything in it."""
+    return type(value) in _COPIED and not value and not getattr(value, "__dict__", None)
 
 
 def _is_passed_over(name: str) -> bool:
