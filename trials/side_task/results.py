@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from trials.gate.base import HOST_UNIT, Gate
 from trials.search.client import Search
 from trials.side_task.checkpoints import Checkpoints
+from trials.side_task.endings import Endings
 from trials.study import Study
 from trials.training.group import TrialGroup
 from trials.training.scores.objectives import Score
@@ -21,11 +22,13 @@ class Results:
 
     Attributes:
         dropped: trials that were pruned, or lost to another worker.
+        endings: how many will be pruned soon.
     """
 
     def __init__(self, study: Study, gate: Gate, search: Search, checkpoints: Checkpoints) -> None:
         self._study, self._gate, self._search, self._checkpoints = study, gate, search, checkpoints
         self.dropped: set[int] = set()
+        self.endings = Endings([rung for rung in study.rungs if rung < study.epochs])
 
     def healthy(self, group: TrialGroup) -> list[int]:
         """Return the rows of a group that train on: those with a finite loss that have not been dropped."""
@@ -42,6 +45,7 @@ class Results:
         self._gate.enter(HOST_UNIT)
         for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
             if epoch == last or epoch in rungs:
+                self.endings.scored += epoch != last
                 report = {"report": number, "epoch": epoch, "value": scores[row], "final": epoch == last}
                 weights = self._checkpoints.ended(group, row, scores[row]) if epoch == last else None
                 self._search.send(**report, weights=weights, history=group.history(row))

@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from trials.side_task.offload import Offload
 
 ASK_AHEAD_EPOCHS = 2
-"""Ask for as many trials as rows will be free after this many epochs, and for enough to replace pruned ones."""
+"""Ask for as many trials as rows will be free after this many epochs: of those that end, and of those that are likely
+to be pruned."""
 
 ASK_SEVERAL = 2
 """Ask for this many times as many where trials differ in structure, to fill groups of one."""
@@ -177,7 +178,8 @@ class Scheduler:
         """Ask ahead, because the search worker takes a while; but not far ahead, because later it knows more scores."""
         readers = [reader for cohort in self._cohorts for reader in cohort.readers]
         here = [*(reader.number for reader in readers), *self._waiting.numbers]
-        staying = sum(self._checkpoints.milestone(each.number) - each.epoch > ASK_AHEAD_EPOCHS for each in readers)
+        at = [e.epoch for e in readers if self._checkpoints.milestone(e.number) - e.epoch > ASK_AHEAD_EPOCHS]
+        staying = len(at) - self._results.endings.expected(at, ASK_AHEAD_EPOCHS)
         several = len(self._waiting.structures | self._fits.keys()) > 1
         wanted = max(self._most - staying, self._refilling.least(self._most)) * (ASK_SEVERAL if several else 1)
         wanted -= len(self._waiting)
@@ -203,6 +205,7 @@ class Scheduler:
                 self._checkpoints.taking_cost_s = cost_s
             case {"pruned": number}:
                 self._results.dropped.add(number)
+                self._results.endings.pruned += 1
                 self._work.ended(number)
             case {"lost": number}:
                 self._results.dropped.add(number)
