@@ -1,11 +1,13 @@
 """A study of handwritten digits (8 × 8 pixels, from scikit-learn): rate, weight decay and dropout of an MLP."""
 
 from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -14,6 +16,17 @@ from trials import Study
 WIDTH = 64
 BATCH = 32
 VALIDATION = 397
+
+
+def read_digits() -> Tensor:
+    """Each example's 64 pixels and its digit: ``x_N65``.
+
+    Bubbles are short, so a study should begin soon: importing scikit-learn takes nearly as long as importing PyTorch.
+    """
+    package = find_spec("sklearn")
+    assert package is not None and package.origin is not None, "scikit-learn, which has these digits, is not installed"
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return torch.from_numpy(np.loadtxt(file, delimiter=","))
 
 
 class Digits(Study):
@@ -30,10 +43,10 @@ class Digits(Study):
 
     def __init__(self) -> None:
         """Read the data, and split it in the same way for every trial."""
-        digits = load_digits()
-        order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-        inputs = torch.tensor(digits.data, dtype=torch.float32)[order] / 16
-        targets = torch.tensor(digits.target)[order]
+        digits = read_digits()
+        order = torch.randperm(len(digits), generator=torch.Generator().manual_seed(0))
+        inputs = digits[order, :-1].float() / 16
+        targets = digits[order, -1].long()
         self.inputs, self.targets = inputs[VALIDATION:], targets[VALIDATION:]
         self.held_out = inputs[:VALIDATION], targets[:VALIDATION]
 
