@@ -48,7 +48,8 @@ def recorded(function: Callable[..., Any], tracer: fx.Tracer | None = None) -> C
     tracing = threading.get_ident()  # others may read batches meanwhile
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if tracer is not None and threading.get_ident() == tracing:
+        has_rule = tracer is not None and kwargs.get("generator") is None  # the user's own draws for no trial
+        if tracer is not None and has_rule and threading.get_ident() == tracing:
             return tracer.create_proxy("call_function", function, args, kwargs)
         unknown = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, fx.Proxy)]
         if not unknown:

@@ -227,7 +227,6 @@ def repeated(h: Tensor) -> Tensor:
 
 NOT_TAKEN: dict[str, tuple[Draw, str]] = {
     "a gradient of its own": (lambda h: h + torch.randn(5, requires_grad=True), "requires_grad"),
-    "a given stream": (lambda h: h + torch.randn(5, generator=torch.Generator().manual_seed(3)), "generator"),
     "memory that is given": (lambda h: h + torch.rand(5, out=torch.empty(5)), ""),
     "memory that trials share": (lambda h: h + torch.zeros(5).uniform_(), "uniform_ fills a tensor that all trials"),
     "memory with gaps": (in_gaps, "normal_ fills a tensor with gaps"),
@@ -241,6 +240,17 @@ NOT_TAKEN: dict[str, tuple[Draw, str]] = {
     "a function without a rule": (lambda h: functional.rrelu(h, training=True), "rrelu"),
     "a distribution without one": (lambda h: h * distributions.Beta(2.0, 3.0).sample(), "autograd.Function"),
 }
+
+
+def test_a_stream_that_each_call_makes_anew_gives_all_trials_the_same_numbers() -> None:
+    """As a fixed mask may be made of."""
+
+    def given(h: Tensor) -> Tensor:
+        return h + torch.randn(5, generator=torch.Generator().manual_seed(3))
+
+    assert not _loops(assert_fused_is_solo(lambda n: Drawing(given, True), _data(7, 6)))
+    untraced = _loops(assert_fused_is_solo(lambda n: Drawing(given, False), _data(7, 6)))
+    assert any("generator" in how for how in untraced), untraced
 
 
 @pytest.mark.parametrize(("name", "traced"), crossed(NOT_TAKEN, [True, False], True))
