@@ -27,6 +27,12 @@ class Journal(JournalFileBackend):  # type: ignore[misc]  # of an untyped packag
         super().__init__(path, self._file_lock)
         self._own = _Own()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_own"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _own=_Own())
+
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """See `BaseJournalBackend`. They are on the disk when it returns, or at the end of `together`."""
         lines = b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
