@@ -84,7 +84,7 @@ def test_a_server_waits_for_its_disk_where_something_was_written(hire: Hire) -> 
     one = hire("one")
     claim = sure(one, 0)
     if one._engine.dialect.name != "postgresql":
-        pytest.skip("only a server has a setting for this; files are always synced")
+        pytest.skip("only a server has a setting for this")
     sa.event.listen(one._engine, "begin", lambda c: c.exec_driver_sql("SET LOCAL synchronous_commit = on"))
     found = {}
     for writes in (False, True, False):
