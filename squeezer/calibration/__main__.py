@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--mps", action="store_true", help="both processes as clients of an MPS server of our own")
     parser.add_argument("--side", action="append", default=[], metavar="KEY=VALUE", help="in the second's environment")
     parser.add_argument("--quick", action="store_true", help="a quarter of the repetitions")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=Path, metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
     unknown = sorted({*options.figures.split(",")} - {*FIGURES})
     if unknown:
@@ -49,11 +49,13 @@ def main() -> int:
                 environment |= stack.enter_context(mps_server(folder))
             except NoServerError as error:
                 sys.exit(f"nothing was measured: {error}")
-        again = [*sys.argv[1:], "--one"]
+        shared = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm")))
         for figure in options.figures.split(","):
             start_s = time.monotonic()
             limit_s = _limit_s(figure)
-            command = [sys.executable, "-m", PROGRAM, *again, "--figures", figure]
+            folder = shared / figure  # ours, for a figure may be killed
+            folder.mkdir()
+            command = [sys.executable, "-m", PROGRAM, *sys.argv[1:], "--one", str(folder), "--figures", figure]
             try:
                 code = run_limited(command, environment, limit_s)
             except subprocess.TimeoutExpired:
@@ -71,18 +73,17 @@ def _limit_s(figure: str) -> float:
 def _measure(options: argparse.Namespace) -> int:
     faulthandler.dump_traceback_later(_limit_s(options.figures) - 5)
     side = dict(item.split("=", 1) for item in options.side)
-    with tempfile.TemporaryDirectory(prefix="bsq-", dir="/dev/shm") as folder:
-        path = Path(folder) / "words"
-        try:
-            device = MeasuredDevice.open(path)
-            _write(options, "device", {"uuid": device.uuid(), "name": device.kernels.name, "driver": driver_version()})
-            figures = Figures(device, path, side, quick=options.quick)
-            for row in getattr(figures, options.figures)():
-                _write(options, options.figures, row)
-            device.close()
-        except (DriverError, LateError) as error:
-            _write(options, options.figures, {"error": f"{type(error).__name__}: {error}"})
-            return 1
+    path = options.one / "words"
+    try:
+        device = MeasuredDevice.open(path)
+        _write(options, "device", {"uuid": device.uuid(), "name": device.kernels.name, "driver": driver_version()})
+        figures = Figures(device, path, side, quick=options.quick)
+        for row in getattr(figures, options.figures)():
+            _write(options, options.figures, row)
+        device.close()
+    except (DriverError, LateError) as error:
+        _write(options, options.figures, {"error": f"{type(error).__name__}: {error}"})
+        return 1
     return 0
 
 

@@ -259,7 +259,7 @@ def test_each_row_is_on_disk_before_the_next_one_is_measured(
     monkeypatch.setattr(device, "uuid", lambda: "GPU-1")
     monkeypatch.setattr(calibration, "Figures", Dying)
     monkeypatch.setattr(faulthandler, "dump_traceback_later", lambda _: None)
-    monkeypatch.setattr(sys, "argv", ["", str(file), "--one", "--figures", "slices"])
+    monkeypatch.setattr(sys, "argv", ["", str(file), "--one", str(tmp_path), "--figures", "slices"])
     assert calibration.main() == 1
     assert seen == [[0], [0, 1]]
     assert rows_of(file)[0]["uuid"] == "GPU-1" and "the device is gone" in rows_of(file)[-1]["error"]
@@ -279,3 +279,4 @@ def test_a_figure_that_takes_too_long_ends_alone(
     assert (late["figure"], late["error"]) == ("slices", f"not done within {LIMIT_S:g} s")
     assert words["figure"] == "words" and "error" not in words
     assert not any(map(is_alive, begun["pids"])), "nothing is left of it"
+    assert begun["words"].startswith("/dev/shm/bsq-") and not Path(begun["words"]).parent.parent.exists()

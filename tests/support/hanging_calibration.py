@@ -23,7 +23,7 @@ class Hanging(Figures):
         with self._peer() as other:
             other.tell("hold", value=1)
             other.answer()
-            yield {"pids": [os.getpid(), other.process.pid]}
+            yield {"pids": [os.getpid(), other.process.pid], "words": str(self._path)}
             while True:
                 time.sleep(1)
 
