@@ -1,9 +1,10 @@
 """What the tests of real processes share."""
 
 import gc
+import os
 import signal
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,20 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 settings.register_profile("noisy machines", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("noisy machines")
+
+
+def of_one_process_or_group(send: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """`os.kill` or `os.killpg`, but for the numbers that mean the caller's own group, or every process there is."""
+
+    def checked(number: int, which_signal: int) -> None:
+        if number <= 1:
+            raise ValueError(f"{number} is no process that a test has started")  # such as a word of a page, too early
+        send(number, which_signal)
+
+    return checked
+
+
+os.kill, os.killpg = of_one_process_or_group(os.kill), of_one_process_or_group(os.killpg)
 
 
 @pytest.hookimpl(wrapper=True)
