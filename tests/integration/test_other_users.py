@@ -8,7 +8,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,13 @@ def tmp(public: Path) -> Path:
     return path
 
 
+def link_once(path: Path) -> None:
+    """Give a file a second name that no other try finds taken, and remove it where that is allowed."""
+    os.link(path, linked := path.parents[1] / f"linked{time.time_ns()}")
+    with suppress(PermissionError):  # in a sticky directory it belongs to the file's owner
+        linked.unlink()
+
+
 def attempts(path: Path) -> dict[str, Callable[[], object]]:
     """What a user can try with another's file, socket or directory."""
     beside = path.with_name("beside")
@@ -77,7 +84,7 @@ def attempts(path: Path) -> dict[str, Callable[[], object]]:
         "chmod": lambda: path.chmod(0o777),
         "rename": lambda: path.rename(beside),
         "remove": lambda: path.unlink(),
-        "link": lambda: os.link(path, path.parents[1] / "linked"),
+        "link": lambda: link_once(path),
         "plant beside": lambda: beside.symlink_to("/etc/passwd"),
     }
     if path.is_dir():
