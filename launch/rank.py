@@ -111,10 +111,10 @@ def _pin_cores(local_rank: int, local_size: int) -> None:
 
 def _start_daemon(local_rank: int, local_size: int) -> None:
     from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, make_private_dir
-    from ds_hooks.shared.processes.identity import why_no_proc
+    from ds_hooks.shared.processes.identity import why_no_pidfd, why_no_proc
     from squeezer.own_packages import check_own_packages
 
-    if (why := why_no_proc()) is not None:
+    if (why := why_no_proc() or why_no_pidfd()) is not None:
         raise OSError(why)
     check_own_packages()  # before any code of a user's module that is called as one of them runs here
     from launch.leftovers import move_records_aside

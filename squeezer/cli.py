@@ -66,12 +66,12 @@ def ds_squeeze() -> None:
 
 def _daemon(parsed: argparse.Namespace) -> int:
     from ds_hooks.shared import logs
-    from ds_hooks.shared.processes.identity import why_no_proc
+    from ds_hooks.shared.processes.identity import why_no_pidfd, why_no_proc
     from ds_hooks.shared.processes.signals import ignore_signals_to_others
     from squeezer.daemon.daemon_keeper import keep, shield
 
     logs.set_up()
-    if (why := why_no_proc()) is not None:
+    if (why := why_no_proc() or why_no_pidfd()) is not None:
         refuse_command(parsed, why)
     ignore_signals_to_others()
     with ExitStack() as ends:

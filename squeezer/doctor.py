@@ -224,11 +224,11 @@ def _package(name: str) -> Finding:
 
 
 def _signals() -> Finding:
-    import signal
+    from ds_hooks.shared.processes.identity import why_no_pidfd
 
-    if hasattr(signal, "pidfd_send_signal") and hasattr(signal, "sigtimedwait"):
-        return Finding(Level.OK, "signals", "by process descriptor, so that they never hit another process")
-    return Finding(Level.PROBLEM, "signals", "no process descriptors: needs Linux 5.3 and a Python built for it")
+    if (why := why_no_pidfd()) is not None:
+        return Finding(Level.PROBLEM, "signals", why)
+    return Finding(Level.OK, "signals", "by process descriptor, so that they never hit another process")
 
 
 def _group() -> Finding:

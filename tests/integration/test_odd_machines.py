@@ -1,6 +1,7 @@
 """Ranks on machines that lack what every other machine has: the training goes on, and says why nothing is squeezed."""
 
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,11 @@ from ds_hooks.shared.page.file import DIRECTORY_VARIABLE, page_path
 from launch.rank import CONFIG, RUN, daemon_pid_path
 from squeezer.records.layout import events_path
 from squeezer.records.reader import read_events
+from tests.support.forbidden import CALLS
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.integration
+FORBIDDEN = "tests.support.forbidden"
 
 TRAIN = """
 from pathlib import Path
@@ -153,3 +156,29 @@ def test_a_daemon_that_its_launcher_could_not_find_is_not_left_to_run(tmp_path: 
     assert "no daemon, so nothing is squeezed; training continues" in done.stderr
     assert list((tmp_path / "run").iterdir()) == [], "it has begun no records"
     assert not page_path(tmp_path / "pages", 0).exists(), "nobody else has held the page"
+
+
+def forbidding(calls: str, error: str) -> str:
+    """The shell's words that have the kernel refuse some system calls to the rank and all that it starts."""
+    if subprocess.run([sys.executable, "-m", FORBIDDEN, calls, error, "true"], capture_output=True).returncode:
+        pytest.skip("no filter of system calls is allowed here, so sandboxes are NOT shown to do no harm")
+    return f'set -- {sys.executable} -m {FORBIDDEN} {calls} {error} "$@"'
+
+
+NEEDED = {
+    "pidfd_open": "pidfd_open",
+    "pidfd_send_signal": "pidfd_open",
+    "sched_setscheduler": "sched_setscheduler",
+    "eventfd2": "eventfd",
+    "epoll_create1": "epoll_create",
+}
+"""What is said of the calls without which nothing is squeezed."""
+
+
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
+@pytest.mark.parametrize("call", CALLS[platform.machine()])
+def test_where_a_sandbox_refuses_a_system_call_it_trains(tmp_path: Path, call: str, error: str) -> None:
+    done = train(tmp_path, forbidding(call, error))
+    assert (done.returncode, done.stdout[-4:]) == (0, "0.5\n"), done.stderr
+    assert "Traceback" not in done.stderr
+    assert call not in NEEDED or NEEDED[call] in done.stderr

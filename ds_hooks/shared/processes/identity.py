@@ -5,6 +5,7 @@ reach the process that a page names, and only in one time namespace do all of th
 """
 
 import os
+import signal
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -32,6 +33,22 @@ def why_no_proc() -> str | None:
     if number == str(os.getpid()):
         return None
     return "/proc belongs to another PID namespace, where process ids mean others; mount it anew (unshare --mount-proc)"
+
+
+def why_no_pidfd() -> str | None:
+    """Say why this process can hold and signal no process by a descriptor; None: it can."""
+    try:
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(pidfd, 0)
+        finally:
+            os.close(pidfd)
+    except (AttributeError, OSError) as error:  # no name: a Python that was built without
+        return (
+            f"signals to process descriptors are not allowed here ({error}), so a side task could not be stopped "
+            f"safely; needs Linux 5.3 and a sandbox that allows pidfd_open and pidfd_send_signal"
+        )
+    return None
 
 
 def own_namespaces() -> Namespaces:

@@ -1,6 +1,7 @@
-"""Whether this process may still open files and start threads, as ZeroMQ does."""
+"""Whether this process may still do what ZeroMQ does: open files, start threads, and make some system calls."""
 
 import os
+import select
 import threading
 
 FILES_AT_MOST, THREADS = 16, 2
@@ -8,15 +9,16 @@ FILES_AT_MOST, THREADS = 16, 2
 
 
 class NoRoomError(Exception):
-    """This process may open no more files, or start no more threads."""
+    """This process may open no more files, start no more threads, or not make a system call that ZeroMQ needs."""
 
 
 def make_sure_of_room() -> None:
-    """ZeroMQ ends the whole process where it gets no file or thread, so ask for as many first.
+    """ZeroMQ ends the whole process where the kernel refuses what it asks for, so ask for as much first.
 
     Raises:
-        NoRoomError: there are too few.
+        NoRoomError: it does.
     """
+    _make_sure_of_calls()
     files: list[int] = []
     threads: list[threading.Thread] = []
     enough = threading.Event()
@@ -35,3 +37,16 @@ def make_sure_of_room() -> None:
             thread.join()
         for file in files:
             os.close(file)
+
+
+def _make_sure_of_calls() -> None:
+    """Of those that a sandbox may refuse though there is room."""
+    name = "sched_setscheduler"
+    try:  # each thread of ZeroMQ's names the class that it has anyway
+        os.sched_setscheduler(0, os.sched_getscheduler(0), os.sched_getparam(0))
+        name = "eventfd"
+        os.close(os.eventfd(0, os.EFD_CLOEXEC))
+        name = "epoll_create"
+        select.epoll().close()
+    except OSError as error:
+        raise NoRoomError(f"ZeroMQ needs {name}, which is refused here: {error.strerror}") from error
