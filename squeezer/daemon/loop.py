@@ -263,8 +263,12 @@ class Daemon:
             self._feed(SideChanged(Side.DUE))
 
     def _start_first_side_task(self) -> None:
-        if not self._device.needs_job:  # else `_join` has it started
-            self._start_side_task()
+        if self._device.needs_job:
+            return  # `_join` has it started
+        if self._earlier_ended is not None and not self._page.holder(Role.MAIN) and self._side_task is not None:
+            self._side_task.waits_for_job = True  # the hooks may have left, or have a page that somebody has removed
+            return
+        self._start_side_task()
 
     def _start_side_task(self) -> None:
         if self._side_task is None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 from ds_hooks.shared import wire
 from ds_hooks.shared.page.layout import ClockKind, Field
+from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.processes.priority import MOST_NICE
 from squeezer.config import Config
 from squeezer.daemon.bubble_accounts import Shut
@@ -56,8 +57,8 @@ class MainJob:
         fault: takes a sentence about whatever is wrong.
         first_attached: called after the first hello.
         step_started: called with the number of every step.
-        owner_ended: called when `owner_pid` is gone.
-        owner_pid: the only job that is served. None: every job that says hello.
+        owner_ended: called when `owner_pid` is gone, and so is the rank that it has spawned, if any.
+        owner_pid: the rank whose daemon this is, which may spawn the one that says hello. None: there is none.
     """
 
     def __init__(  # noqa: PLR0913 - by name, one for each part of the daemon
@@ -97,6 +98,7 @@ class MainJob:
         self._step_started = step_started
         self._owner_ended = owner_ended
         self._owner_pid = owner_pid
+        self._owner_start = 0 if owner_pid is None else start_time(owner_pid)
         self._pid = 0
         self._pidfd = -1
         self._hello_ns = 0
@@ -197,6 +199,8 @@ class MainJob:
             return  # repeated in every step
         if message.pid != self._words[Field.MAIN_PID]:
             self._receiver.refuse(f"hello from process {message.pid}, which is not the page's main job")
+            if message.pid == self._owner_pid and not attached:
+                self._feed(JobLeft())  # it has a page of its own, since ours was removed: nothing asks its gate
             return
         if not self.watch(message.pid):
             return  # it has ended since
@@ -226,7 +230,10 @@ class MainJob:
 
     def _lose(self) -> None:
         self._pass_on(self._correlator.job_lost())
-        self._feed(JobLeft() if self.lives() else JobLost())
+        self._feed(self._farewell())
+
+    def _farewell(self) -> JobLeft | JobLost:
+        return JobLeft() if self.lives() else JobLost()
 
     def _process_ended(self) -> None:
         self.receive()
@@ -234,15 +241,18 @@ class MainJob:
         while self._machine.state is not State.ABSENT and self._receiver.comes(within_s=LAST_WORDS_S):
             self.receive()
         pid = self._pid
+        self.unwatch()
+        owner = self._owner_pid
+        if owner not in (None, pid) and start_time(owner) == self._owner_start:
+            self.watch(owner)  # it has spawned the rank that has ended, and goes on
         if self._machine.state is not State.ABSENT:
             self._fault("the main job ended without saying goodbye")
             self._lose()
         else:
-            self._feed(JobLost())
-        self.unwatch()
+            self._feed(self._farewell())
         if self._words[Field.MAIN_PID] in (0, pid):
             self._device.main_ended()
-        if self._owner_pid is not None:
+        if owner is not None and not self.lives():
             self._owner_ended()
 
 
