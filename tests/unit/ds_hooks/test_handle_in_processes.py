@@ -98,6 +98,43 @@ def test_a_process_that_ends_without_a_word_leaves_no_page(tmp_path: Path, how: 
     assert list((tmp_path / "run").iterdir()) == []
 
 
+FORKS = """
+import os, sys
+from pathlib import Path
+from ds_hooks import attach
+from ds_hooks.shared.page.file import Page, page_path
+from ds_hooks.shared.page.layout import Role
+from tests.support.hooked_engine import Engine
+
+def fork():
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+statuses = []
+engine = Engine(Path("none"))
+handle = attach(engine, directory=Path(sys.argv[1]))
+assert handle.enabled, handle.fault
+for _ in range(5):
+    engine.train_batch()
+    fork()
+assert statuses == [7] * 5, statuses
+assert Page.open(page_path(Path(sys.argv[1]), 0)).holder(Role.MAIN) == os.getpid()
+assert handle.enabled and engine.train_batch() == 0.5
+"""
+
+
+def test_a_child_that_is_forked_without_a_daemon_and_ends_as_python_does_ends_and_takes_nothing_along(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(FORKS)
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "run")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 class OutOfTimeError(Exception):
     """What a script's signal handler raises."""
 
