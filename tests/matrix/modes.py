@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-STEPS = 16
+STEPS = 24
 """Of each run."""
-WAITS_BEFORE = {9: 1, 12: 0}
-"""Step to the stage that then waits until its peers have been squeezed; observing takes the steps before."""
+WAITS_FROM = {1: 9, 0: 10}
+"""Stage to the step before which it first waits until its peers have been squeezed; observing takes the steps before.
+Until a bubble has come, it waits again before every second one after that, so that never both wait."""
 MICRO_BATCHES = 4
 EVERY = 3
 """Steps from one evaluation to the next, and from one checkpoint to the next."""

@@ -14,8 +14,8 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.matrix.modes import EVERY, MICRO_BATCHES, MODES, STEPS, WAITS_BEFORE, Mode
-from tests.support.patient import wait_until_squeezed
+from tests.matrix.modes import EVERY, MICRO_BATCHES, MODES, STEPS, WAITS_FROM, Mode
+from tests.support.patient import may_be_squeezed, wait_until_squeezed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 from pretrain import VOCABULARY, Block, Embedding, Head, batches, loss_of
@@ -88,6 +88,7 @@ def main() -> None:
     # for evaluation its own data, so that training's are the same whoever looks ahead
     data, held_out = make_data(mode, replica), make_data(mode, 100 + replica)
     found: list[float] = []
+    must_wait = options.patient
     with contextlib.ExitStack() as ends:
         saved = ends.enter_context(tempfile.TemporaryDirectory())
         if mode.interrupts:
@@ -95,9 +96,10 @@ def main() -> None:
             torch.distributed.broadcast_object_list(where, src=0)
             saved = where[0]
         for step in range(1, STEPS + 1):
-            if options.patient and WAITS_BEFORE.get(step) == engine.stage_id:
+            since = step - WAITS_FROM[engine.stage_id]
+            if must_wait and since >= 0 and since % 2 == 0:
                 peer = engine.grid.stage_to_global(1 - engine.stage_id)
-                wait_until_squeezed(peer)
+                must_wait = not (may_be_squeezed(peer, step) and wait_until_squeezed(peer))
             found.append(float(engine.train_batch(data_iter=data)))
             if mode.interrupts and step % EVERY == 0:
                 found.append(float(engine.eval_batch(held_out)))
