@@ -47,6 +47,7 @@ def train_one(study: Study, worker: SearchWorker) -> int:
         if begun < epoch <= last:
             scores[epoch] = score(number, epoch / study.epochs)
             worker.note({number: epoch})
-            if worker.report(number, epoch, scores[epoch], epoch == study.epochs, history=history(scores)) is not None:
+            said = worker.report(number, epoch, scores[epoch], epoch == study.epochs, history=history(scores))
+            if said not in (None, {"kept": number}):
                 break
     return len(scores)

@@ -89,7 +89,8 @@ def test_what_needs_no_answer_gets_none_and_is_done(line: Search, tmp_path: Path
     line.send(report=0, epoch=2, value=0.25, final=True)
     line.send(report=0, epoch=3, value=0.125, final=True)  # on its way when it was over
     line.send(ask=0)
-    assert [answer["trials"] for answer in awaited(line, 1)] == [[]]
+    kept, found = awaited(line, 2)
+    assert kept == {"kept": 0} and found["trials"] == []
     assert state(tmp_path, 0) is TrialState.COMPLETE
 
 
@@ -99,6 +100,11 @@ def test_a_verdict_names_its_trial(line: Search, tmp_path: Path) -> None:
     line.send(report=0, epoch=1, value=2.0, final=False)
     assert awaited(line, 1) == [{"pruned": 0}]
     assert state(tmp_path, 0) is TrialState.PRUNED
+    line.send(ask=1)
+    awaited(line, 1)
+    line.send(report=2, epoch=1, value=0.5, final=False)
+    assert awaited(line, 1) == [{"kept": 2}], "1 cannot be begun"
+    assert state(tmp_path, 2) is TrialState.RUNNING
 
 
 def test_it_says_when_nothing_is_left(line: Search, tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_a_trial_whose_last_score_is_no_number_fails_with_that_reason(
 ) -> None:
     worker = hire()
     worker.ask(2)
-    assert worker.report(0, 1, nan, False) is None
+    assert worker.report(0, 1, nan, False) == {"kept": 0}
     worker.report(0, 2, nan, True)
     worker.report(1, 1, inf, True)
     lost, endless = worker._study.get_trials()
@@ -382,7 +382,7 @@ def test_a_report_reads_no_other_trials_than_its_pruner_does(hire: Hire, monkeyp
     worker.ask(4)
     reads: list[int] = []
     monkeypatch.setattr(worker._storage, "get_all_trials", lambda *_, **__: reads.append(1))
-    assert worker.report(2, 1, 0.5, False) is None
+    assert worker.report(2, 1, 0.5, False) == {"kept": 2}
     assert worker.report(2, 2, 0.25, True) is None
     assert worker.report(2, 2, 0.75, True) is None, "it has ended, and this was on its way"
     assert reads == []

@@ -140,7 +140,7 @@ class SearchWorker:
         weights: str | None = None,
         history: dict[str, Any] | None = None,
     ) -> dict[str, Any] | None:
-        """Record a score. Returns an answer if the trial is pruned, or if the pruner fails on it, or if it is lost.
+        """Record a score. Returns an answer where the pruner was asked, or if the trial is lost.
 
         Args:
             number: the trial's.
@@ -175,7 +175,7 @@ class SearchWorker:
             # a worker that died was not told to prune it here, and the pruner would look at what came later
             is_latest = trial._cached_frozen_trial.last_step == epoch
             if not (is_latest and patiently(lambda again: trial.should_prune())):
-                return None
+                return {"kept": number}
         except Exception as error:
             if is_away(error):
                 raise

@@ -99,11 +99,12 @@ class Cohort:
     Attributes:
         groups: the trials' groups: one, or several that take turns with every batch.
         fit: see above.
+        epoch_s: how long its last epoch took, bubbles and what lies between them.
     """
 
     def __init__(self, study: Study, gate: Gate, fit: Fit) -> None:
         """No trial is there yet."""
-        self.fit = fit
+        self.fit, self.epoch_s = fit, 0.0
         self.groups: list[TrialGroup] = []
         self._marks: dict[int, str] = {}
         self._resumed: list[TrialGroup] = []

@@ -1,14 +1,21 @@
 """What the search worker hears of a group's trials when an epoch has ended, and which of them stay in the group."""
 
-from collections.abc import Sequence
+import signal
+import time
+from collections.abc import Callable, Sequence
 
+from ds_hooks.shared.processes.signals import END_SIGNAL
 from trials.gate.base import HOST_UNIT, Gate
 from trials.search.client import Search
 from trials.side_task.checkpoints import Checkpoints
-from trials.side_task.endings import Endings
+from trials.side_task.cohort import Cohort
+from trials.side_task.endings import Endings, idle_share
 from trials.study import Study
 from trials.training.group import TrialGroup
 from trials.training.scores.objectives import Score
+
+LOOK_AGAIN_S = 0.2
+"""How often a side task that waits for verdicts looks whether it is asked to end."""
 
 
 class Results:
@@ -45,9 +52,28 @@ class Results:
         self._gate.enter(HOST_UNIT)
         for row, (number, epoch) in enumerate(zip(group.numbers, group.epochs_done, strict=True)):
             if epoch == last or epoch in rungs:
-                self.endings.scored += epoch != last
+                if epoch != last:
+                    self.endings.reported(number)
                 report = {"report": number, "epoch": epoch, "value": scores[row], "final": epoch == last}
                 weights = self._checkpoints.ended(group, row, scores[row]) if epoch == last else None
                 self._search.send(**report, weights=weights, history=group.history(row))
         leaves = map(self._checkpoints.pauses, group.numbers, group.epochs_done)
         return [r for r, gone in enumerate(leaves) if not gone and group.epochs_done[r] < last]
+
+    def await_verdicts(self, cohort: Cohort, listen: Callable[[float], None]) -> None:
+        """Wait until it is known which trials of `cohort` are pruned, if that costs less than to train them in vain.
+
+        On a single core the search worker needs the same bubbles at any rate, so that it costs nothing there.
+
+        Args:
+            cohort: what trains next.
+            listen: takes the search worker's answers, and waits up to that many seconds for a first one.
+        """
+        if not self._study.promotes and self.endings.undecided(cohort.numbers):
+            until_s = time.monotonic() + self.endings.worth_s(cohort.numbers, cohort.epoch_s, idle_share())
+            while self.endings.undecided(cohort.numbers) and END_SIGNAL not in signal.sigpending():
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._gate.rest()
+                listen(min(left_s, LOOK_AGAIN_S))

@@ -135,6 +135,8 @@ class Scheduler:
             if self._turn is not None and self._turn.is_over(has_trained=self._accounts.epochs > 0):
                 self._leave()
             self._listen()
+            if self._cohorts:
+                self._results.await_verdicts(self._cohorts[0], self._listen)
             was_idle = not self._cohorts
             self._refill()
             if was_idle and self._cohorts:
@@ -205,10 +207,13 @@ class Scheduler:
                 self._checkpoints.taking_cost_s = cost_s
             case {"pruned": number}:
                 self._results.dropped.add(number)
-                self._results.endings.pruned += 1
+                self._results.endings.heard(number, pruned=True)
                 self._work.ended(number)
+            case {"kept": number}:
+                self._results.endings.heard(number)
             case {"lost": number}:
                 self._results.dropped.add(number)
+                self._results.endings.heard(number)
                 self._work.left(number)
         if "said" in answer:
             log.log(logging.WARNING if answer["warns"] else logging.INFO, "%s", answer["said"])
@@ -307,6 +312,7 @@ class Scheduler:
         try:
             self._training.train(cohort)
             cohort.fit.has_trained()
+            cohort.epoch_s = time.monotonic() - began_s
             self._refilling.trained(self._gate.busy_ns() - began_ns)
             ran = {"ran": cohort.fit.structure, "trials": trials, "samples": self._accounts.work - work}
             self._search.send(**ran, began_s=began_s, ended_s=time.monotonic())

@@ -127,4 +127,4 @@ def test_a_worker_that_begins_takes_no_claims_from_those_that_live(storage: str,
     second = hire(storage, directory, "another")
     with second._claims.alone() as held:
         assert held.claimed() == numbers
-    assert first.report(numbers[1], 1, 0.5, False) is None and numbers[1] in first._held
+    assert first.report(numbers[1], 1, 0.5, False) == {"kept": numbers[1]} and numbers[1] in first._held
