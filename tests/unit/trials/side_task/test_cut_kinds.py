@@ -38,10 +38,10 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.last = nn.BatchNorm1d(3, momentum=None), nn.Linear(8, 2)
-        self.lstm = nn.LSTM(1, 4, 2, dropout=0.3, bidirectional=True, batch_first=True)
+        self.gru = nn.GRU(1, 4, 2, dropout=0.3, bidirectional=True, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.last(self.lstm(self.norm(x)[..., None])[0][:, -1])
+        y: Tensor = self.last(self.gru(self.norm(x)[..., None])[0][:, -1])
         return y
 
 
