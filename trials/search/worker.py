@@ -317,8 +317,8 @@ class SearchWorker:
                 if mine is None or mine.is_done:
                     return mine is not None
                 try:
-                    if not (again and released_at is not None and self._ended_after(number) is not None):
-                        with together(self._storage):
+                    with together(self._storage):
+                        if not (again and released_at is not None and self._ended_after(number) is not None):
                             write()
                 except UpdateFinishedTrialError:  # closed by someone meanwhile
                     mine.end(self._ended_after(number) or 0, self.trained[number])

@@ -5,8 +5,8 @@ import json
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from typing import Any, BinaryIO
 
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -26,6 +26,7 @@ class Journal(JournalFileBackend):  # type: ignore[misc]  # of an untyped packag
         self._path, self._file_lock = path, _FileLock(path)
         super().__init__(path, self._file_lock)
         self._own = _Own()
+        self._durable_bytes = 0  # as far as this process knows
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_own"}
@@ -38,31 +39,64 @@ class Journal(JournalFileBackend):  # type: ignore[misc]  # of an untyped packag
         lines = b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
         self._file_lock.acquire()
         try:
+            self._own.is_behind = True
             with open(self._path, "ab") as file:
                 file.write(lines)
-                file.flush()
-                if self._own.depth:
-                    self._own.is_behind = True
-                else:
-                    os.fsync(file.fileno())
         finally:
             self._file_lock.release()
+        if not self._own.depth:
+            self._catch_up()
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Bring what this thread appends within it to the disk at its end, all at once.
+        """Bring what this thread appends or relies on within it to the disk at its end, all at once.
 
         Each wait for the disk has threads of the kernel run on the main job's cores, and they are not idle.
+
+        Raises:
+            OSError: the disk did not take it. The next wait of this thread's is for that, too.
         """
         self._own.depth += 1
         try:
             yield
         finally:
             self._own.depth -= 1
-            if self._own.is_behind:
-                self._own.is_behind = False
-                with open(self._path, "rb") as file:
-                    os.fsync(file.fileno())
+            self._catch_up()
+
+    def rely(self) -> None:
+        """Bring to the disk what may have been read here, now or at the end of `together`.
+
+        Others' lines can be read before they are there, and whoever wrote them may have been killed before it waited.
+        """
+        self._own.is_behind |= os.stat(self._path).st_size > self._durable_bytes
+        if not self._own.depth:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Wait until the disk has all that this thread has appended or relies on."""
+        own = self._own
+        if not own.is_behind:
+            return
+        with open(self._path, "r+b") as file:
+            if own.has_failed:
+                self._write_again(file)
+            own.has_failed = True
+            length = os.fstat(file.fileno()).st_size
+            os.fsync(file.fileno())
+        own.has_failed = own.is_behind = False
+        self._durable_bytes = max(length, self._durable_bytes)
+
+    def _write_again(self, file: BinaryIO) -> None:
+        """Write what the disk may lack: the kernel drops what it could not write, and no later wait fails for it."""
+        self._file_lock.acquire()
+        try:
+            file.seek(self._durable_bytes)
+            while block := file.read(BLOCK_BYTES):
+                file.seek(-len(block), os.SEEK_CUR)
+                file.write(block)
+            file.flush()
+        finally:
+            self._file_lock.release()
 
 
 class _Own(threading.local):
@@ -71,21 +105,35 @@ class _Own(threading.local):
     Attributes:
         depth: in how many `Journal.together` it is.
         is_behind: whether the disk lacks something.
+        has_failed: whether the last wait for it has.
     """
 
     depth = 0
     is_behind = False
+    has_failed = False
 
 
 @contextmanager
 def together(storage: BaseStorage) -> Iterator[None]:
     """See `Journal.together`. On any other storage it does nothing."""
-    backend = storage._backend if isinstance(storage, JournalStorage) else None
-    if isinstance(backend, Journal):
-        with backend.together():
-            yield
-    else:
+    journal = _journal_of(storage)
+    with nullcontext() if journal is None else journal.together():
         yield
+
+
+def rely_on(storage: BaseStorage) -> None:
+    """Have what was read from a storage outlast a crash of the machine, as what is made of it will: see `Journal.rely`.
+
+    A database shows nothing else.
+    """
+    journal = _journal_of(storage)
+    if journal is not None:
+        journal.rely()
+
+
+def _journal_of(storage: BaseStorage) -> Journal | None:
+    backend = storage._backend if isinstance(storage, JournalStorage) else None
+    return backend if isinstance(backend, Journal) else None
 
 
 class _FileLock:

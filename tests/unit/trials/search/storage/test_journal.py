@@ -1,8 +1,12 @@
 """Optuna's journal as workers write it: what counts is on the disk, in one wait for each step of a trial."""
 
+import errno
 import os
+import signal
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import optuna
@@ -11,7 +15,9 @@ import sqlalchemy as sa
 from optuna.storages import JournalStorage
 
 from tests.support.fused_and_solo import AtOnce
-from tests.support.simulated import Pretended
+from tests.support.simulated import EPOCHS, Pretended
+from trials.search.close import release_trials
+from trials.search.storage import database
 from trials.search.storage.journal import Journal, together
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -60,6 +66,29 @@ def test_what_was_written_before_an_error_is_waited_for(tmp_path: Path, waits: l
     assert len(waits) == 1
 
 
+def test_what_the_disk_did_not_take_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a wait that failed, the kernel takes what it could not write for written: the next one would succeed."""
+    path = tmp_path / "study.journal"
+    journal, sync = Journal(str(path)), os.fsync
+
+    def fail_once(fd: int) -> None:
+        monkeypatch.setattr(os, "fsync", sync)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    journal.append_logs([LINE])
+    monkeypatch.setattr(os, "fsync", fail_once)
+    with pytest.raises(OSError), journal.together():
+        journal.append_logs([LINE] * 2)
+    os.utime(path, (0, 0))
+    with journal.together():
+        pass
+    assert path.stat().st_mtime > 0 and list(journal.read_logs(0)) == [LINE] * 3
+    os.utime(path, (0, 0))
+    with journal.together():
+        pass
+    assert path.stat().st_mtime == 0, "once"
+
+
 def test_another_thread_waits_for_its_own_lines(tmp_path: Path, waits: list[int]) -> None:
     """A callback of the user's, say."""
     journal = Journal(str(tmp_path / "study.journal"))
@@ -77,11 +106,20 @@ def test_other_storages_are_as_they_were() -> None:
         assert optuna.create_study(storage=storage).ask().number == 0
 
 
+@pytest.mark.parametrize("fails_each", [None, 2])
 def test_a_claim_is_committed_only_when_the_journal_has_what_belongs_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fails_each: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that crashes between the two knows of a trial that nobody has, which the next worker takes."""
     events: list[str] = []
+    sync = os.fsync
+
+    def wait(fd: int) -> None:
+        events.append("try")
+        if fails_each is not None and events.count("try") % fails_each == 1:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(fd)
+        events.append("wait")
 
     def noting(name: str, of: Callable[..., object]) -> Callable[..., object]:
         def noted(*args: object, **named: object) -> object:
@@ -94,7 +132,8 @@ def test_a_claim_is_committed_only_when_the_journal_has_what_belongs_to_it(
     config = WorkerConfig(storage=f"{tmp_path}/study.journal", study_name="s", worker="me", directory=tmp_path)
     worker = SearchWorker(study, config, AtOnce())
     monkeypatch.setattr(Journal, "append_logs", noting("write", Journal.append_logs))
-    monkeypatch.setattr(os, "fsync", noting("wait", os.fsync))
+    monkeypatch.setattr(os, "fsync", wait)
+    monkeypatch.setattr(database, "PAUSES_S", (0.0,))
     sa.event.listen(worker._claims._engine, "commit", lambda c: events.append("commit"))
     first, second, _ = (trial["number"] for trial in worker.ask(3)["trials"])
     worker.report(first, 1, 0.5, False, history={"loss": [1.0]})
@@ -104,9 +143,40 @@ def test_a_claim_is_committed_only_when_the_journal_has_what_belongs_to_it(
     assert isinstance(worker._study._storage, JournalStorage)
     unsaved, waits = 0, 0
     for event in events:
-        unsaved = {"write": unsaved + 1, "wait": 0, "commit": unsaved}[event]
+        unsaved = {"write": unsaved + 1, "wait": 0}.get(event, unsaved)
         waits += event == "wait"
         assert event != "commit" or not unsaved
     assert unsaved == 0 and events.count("write") > 2 * waits > 0
     trials = optuna.load_study(study_name="s", storage=open_storage(config.storage)).trials
     assert [trial.state.name for trial in trials] == ["COMPLETE", "FAIL", "WAITING"]
+
+
+def test_an_end_that_a_killed_worker_did_not_wait_for_is_on_the_disk_before_others_rely_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "study.journal"
+    pid = os.fork()
+    if pid == 0:
+        config = WorkerConfig(storage=str(journal), study_name="s", worker="me", directory=tmp_path)
+        worker = SearchWorker(Pretended(1), config, AtOnce())
+        (trial,) = worker.ask(1)["trials"]
+        os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)
+        worker.report(trial["number"], EPOCHS, 0.5, True)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    owners: list[str | None] = []
+    sync = os.fsync
+
+    def owner() -> str | None:
+        with closing(sqlite3.connect(tmp_path / "claims.db")) as c:
+            found: str | None = c.execute("SELECT worker FROM squeezer_claim").fetchone()[0]
+            return found
+
+    def fsync(fd: int) -> None:
+        if os.path.samestat(os.fstat(fd), journal.stat()):
+            owners.append(owner())
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert release_trials(str(journal), "s", tmp_path, "me", died=True) == 0, "it has ended"
+    assert owners == ["me"] and owner() is None
