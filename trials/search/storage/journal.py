@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from trials.search.storage.database import StorageError
+
 BLOCK_BYTES = 1 << 16
 """Half a line is looked through in pieces: that of a long history may have any length."""
 
@@ -35,7 +37,12 @@ class Journal(JournalFileBackend):  # type: ignore[misc]  # of an untyped packag
         self.__dict__.update(state, _own=_Own())
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """See `BaseJournalBackend`. They are on the disk when it returns, or at the end of `together`."""
+        """See `BaseJournalBackend`. They are on the disk when it returns, or at the end of `together`.
+
+        Raises:
+            StorageError: see `read_logs`.
+        """
+        self._check_length()
         lines = b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
         self._file_lock.acquire()
         try:
@@ -46,6 +53,25 @@ class Journal(JournalFileBackend):  # type: ignore[misc]  # of an untyped packag
             self._file_lock.release()
         if not self._own.depth:
             self._catch_up()
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """See `BaseJournalBackend`.
+
+        Raises:
+            StorageError: lines that were read before are gone. Those after them would be passed over until there are as
+                many again.
+        """
+        self._check_length()
+        lines: Iterator[dict[str, Any]] = super().read_logs(log_number_from)
+        return lines
+
+    def _check_length(self) -> None:
+        length = os.stat(self._path).st_size if os.path.exists(self._path) else 0
+        if length < next(reversed(self._log_number_offset.values())):
+            raise StorageError(
+                f"the study's journal {self._path} has lost lines: someone has removed or replaced it while its trials "
+                "train; allowed: to put it back, and begin again"
+            )
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from tests.support.fused_and_solo import AtOnce
 from tests.support.simulated import EPOCHS, Pretended
 from trials.search.close import release_trials
 from trials.search.storage import database
+from trials.search.storage.database import StorageError
 from trials.search.storage.journal import Journal, together
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -87,6 +88,23 @@ def test_what_the_disk_did_not_take_is_written_again(tmp_path: Path, monkeypatch
     with journal.together():
         pass
     assert path.stat().st_mtime == 0, "once"
+
+
+@pytest.mark.parametrize("lines", [None, 0, 2])
+def test_one_that_has_lost_lines_is_not_written_or_read_any_more(lines: int | None, tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    journal = Journal(str(path))
+    journal.append_logs([LINE] * 3)
+    assert list(journal.read_logs(0)) == [LINE] * 3
+    others = b"".join(path.read_bytes().splitlines(keepends=True)[:lines])
+    path.unlink()
+    if lines is not None:
+        path.write_bytes(others)
+    with pytest.raises(StorageError, match="has lost lines"):
+        journal.append_logs([LINE])
+    with pytest.raises(StorageError, match="has lost lines"):
+        journal.read_logs(3)
+    assert not path.exists() if lines is None else path.read_bytes() == others
 
 
 def test_another_thread_waits_for_its_own_lines(tmp_path: Path, waits: list[int]) -> None:
