@@ -1,11 +1,12 @@
 """The search worker as a process: when it takes no more than idle time, and what it does in any case."""
 
 import os
+import signal
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -136,6 +137,80 @@ def test_trials_of_a_worker_whose_gate_stays_shut_go_to_one_that_has_none(tmp_pa
     assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 6
     assert {trial.user_attrs[WORKER] for trial in trials} == {"open"}
     assert shut.close()
+
+
+@contextmanager
+def on(core: int) -> Iterator[None]:
+    """What is forked within it runs only there."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@contextmanager
+def busy(core: int) -> Iterator[None]:
+    """A process of usual priority wants all of a core."""
+    with on(core):
+        pid = os.fork()
+    if pid == 0:
+        while True:
+            pass
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("storage", ["{}/study.journal", "sqlite:///{}/study.db"])
+def test_one_that_holds_the_lock_for_longer_than_a_lease_on_a_busy_core_keeps_its_trials(
+    storage: str, tmp_path: Path
+) -> None:
+    core, other_core, *_ = os.sched_getaffinity(0)
+    lease_s = 5.0
+    study, storage = load_study(STUDIES / "tiny.py"), storage.format(tmp_path)
+    study.sampler = lambda: optuna.samplers.GridSampler({"a": [*range(20)]})  # type: ignore[method-assign]
+    study.trials = 20
+
+    def suggest(trial: optuna.Trial) -> dict[str, Any]:
+        """Under the lock of all workers, since the sampler has finitely many points."""
+        end_s = time.monotonic() + (2 * lease_s if trial.number == 1 else 0.0)
+        while time.monotonic() < end_s:
+            pass
+        return {"a": trial.suggest_int("a", 0, 19)}
+
+    study.suggest = suggest  # type: ignore[method-assign]
+
+    def hire(name: str, *, attached: bool) -> SearchClient:
+        config = WorkerConfig(storage=storage, study_name="s", worker=name, directory=tmp_path, lease_s=lease_s)
+        return SearchClient(partial(serve, study, config, attached=lambda: attached))
+
+    with on(core):
+        one = hire("a", attached=True)
+    one.send(ask=1)
+    (first,) = answer(one)[0]["trials"]
+    with on(other_core):
+        other = hire("b", attached=False)
+    other.send(ask=0)
+    answer(other)
+    with busy(core):
+        one.send(ask=1)
+        time.sleep(lease_s)
+        other.send(ask=99)  # which waits for the lock, and looks for trials of the dead at last
+        (second,) = answer(one)[0]["trials"]
+        found = answer(other)[0]["trials"]
+    assert {trial["number"] for trial in found}.isdisjoint({first["number"], second["number"]})
+    for line, trials in ((one, [first, second]), (other, found)):
+        for trial in trials:
+            line.send(report=trial["number"], epoch=study.epochs, value=0.5, final=True)
+        assert line.close()
+    ended = optuna.load_study(study_name="s", storage=open_storage(storage)).trials
+    assert [trial.state for trial in ended] == [TrialState.COMPLETE] * 20
+    assert {trial.number for trial in ended if trial.user_attrs[WORKER] == "a"} == {0, 1}
 
 
 def threads(pid: int) -> dict[int, int]:

@@ -1,7 +1,7 @@
 """What a worker does under the lock of its study's search workers."""
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
@@ -49,6 +49,10 @@ class StudyLock:
 
     def locked(self, do: Callable[[LockedClaims], _Result]) -> _Result:
         """Do something under the lock, once."""
+        return self.soon(do).result()
+
+    def soon(self, do: Callable[[LockedClaims], _Result]) -> "Future[_Result]":
+        """The same, without waiting for it."""
 
         def locked() -> _Result:
             with self._claims.alone() as held, self._together():
@@ -58,7 +62,7 @@ class StudyLock:
                     self._fence = max((self._fence, *(fence for fence, _ in fences.values())))
                 return do(held)
 
-        return self._holder.submit(locked).result()
+        return self._holder.submit(locked)
 
     def _together(self) -> AbstractContextManager[None]:
         return nullcontext() if self.study is None else together(self.study._storage)

@@ -2,11 +2,11 @@
 
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -38,8 +38,6 @@ from trials.study import Study
 
 log = own_logger(__name__)
 
-_Result = TypeVar("_Result")
-
 
 class SearchWorker:
     """One worker's share in a study.
@@ -52,6 +50,7 @@ class SearchWorker:
     Attributes:
         trained: number of a trial of this worker's -> how many epochs it has trained.
         measures: what it measures of itself.
+        beat: see `Claims.beat`.
     """
 
     def __init__(self, study: Study, config: WorkerConfig, holder: Executor) -> None:
@@ -64,6 +63,7 @@ class SearchWorker:
         name, rows = config.study_name, config.exclusive_rows
         begin = partial(Claims, engine, name, config.worker, config.lease_s, directory, rows)
         self._claims = patiently(lambda again: holder.submit(begin).result(), START_PATIENCE_S)
+        self.beat = self._claims.beat
         self._held: dict[int, Claimed] = {}
         self._lock = StudyLock(self._claims, holder, lambda: [each.claim for each in self._held.values()])
         opened = partial(open_study, study, config, sampler, directory)
@@ -269,9 +269,9 @@ class SearchWorker:
         sign = self.measures.sign(dict(self.trained))
         self.measures.told(sign, self._claims.renew(sign))
 
-    def take_over(self) -> None:
-        """Release the trials of workers that have given no sign of life. The next `ask` of any worker finds them."""
-        self._lock.locked(lambda held: self._released(held, held.release_expired(self._ended_after)))
+    def take_over(self) -> "Future[None]":
+        """Release soon the trials of workers that give no sign of life. The next `ask` of any worker finds them."""
+        return self._lock.soon(lambda held: self._released(held, held.release_expired(self._ended_after)))
 
     def stop(self, recorded: Callable[[], None] = lambda: None) -> bool:
         """Release all trials of this worker. The next one that asks resumes them. Returns whether the study is over.

@@ -4,8 +4,9 @@ The side task's main program forks it once torch and the study are loaded. They 
 docs/protocol.md lists the requests and their answers.
 
 Its core belongs to the main job, so it runs only when nothing else wants that core. Three things are exempt: the first
-trials, if no main job has come yet; signs of life, without which others would take over its trials; and work under the
-lock of a database, for which other hosts wait. Those of one host can wait: a busy core still gives some of its time.
+trials, if no main job has come yet; signs of life, if others hold it up, without which its trials would be taken over;
+and work under the lock of a database, for which other hosts wait. Those of one host can wait: a busy core still gives
+some of its time.
 """
 
 import json
@@ -13,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -28,7 +29,7 @@ from trials.gate.process import run_when_idle
 from trials.own_logger import own_logger
 from trials.search.callbacks import run_exit_functions
 from trials.search.damage import refusing_damage
-from trials.search.storage.database import StorageError, in_short, is_shared, naming
+from trials.search.storage.database import PATIENCE_S, StorageError, in_short, is_shared, naming
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.study import Study
 from trials.study_error import StudyError
@@ -83,7 +84,7 @@ def serve(
                 worker.measures.watch(busy, IDLE_LEASES * config.lease_s)
             # beside a main job it is stopped between bubbles
             is_suspended = partial(is_stopped, os.getppid()) if config.exclusive_rows else lambda: False
-            pulse.submit(_live, worker, config.lease_s, over, is_suspended)
+            pulse.submit(_live, worker, holder, config.lease_s, over, is_suspended)
             for line in requests:
                 if not is_idle and attached():
                     leave_the_core(holder, config.storage)
@@ -167,22 +168,48 @@ def _answer_to(worker: SearchWorker, request: dict[str, Any]) -> dict[str, Any] 
     return None
 
 
-def _live(worker: SearchWorker, lease_s: float, over: threading.Event, is_suspended: Callable[[], bool]) -> None:
+def _live(
+    worker: SearchWorker, holder: Executor, lease_s: float, over: threading.Event, is_suspended: Callable[[], bool]
+) -> None:
     """Give signs of life, and take over from those that give none.
+
+    Both need locks, which others may have that run in idle time only. So `holder` waits for them, and meanwhile this
+    thread gives signs that need none, for as long as any worker waits.
 
     A side task that its user suspends trains nothing, so its trials are for others, although this process runs on.
     """
-    count = 0
+    count, waited_s = 0, 0.0
+    last: Future[None] = Future()
+    last.set_result(None)
     while not over.wait(lease_s / SIGNS_PER_LEASE):
         if is_suspended():
             continue
         count += 1
         try:
-            worker.renew()
+            if not last.done():
+                waited_s += lease_s / SIGNS_PER_LEASE
+                if waited_s < PATIENCE_S:
+                    worker.beat()
+                continue
+            waited_s = 0.0
+            last = holder.submit(worker.renew)
+            last.add_done_callback(_say_why_not)
             if count % (SIGNS_PER_LEASE // LOOKS_PER_LEASE) == 0:
-                worker.take_over()
-        except Exception as error:  # such as a database that is away for a while; the next try may succeed
-            log.warning("the lease was not renewed: %s", in_short(error))
+                last = worker.take_over()
+                last.add_done_callback(_say_why_not)
+        except Exception as error:
+            _warn(error)
+
+
+def _say_why_not(done: "Future[None]") -> None:
+    error = done.exception()
+    if error is not None:
+        _warn(error)
+
+
+def _warn(error: BaseException) -> None:
+    """Such as a database that is away for a while; the next try may succeed."""
+    log.warning("the lease was not renewed: %s", in_short(error))
 
 
 def leave_the_core(holder: Executor, storage: str) -> None:

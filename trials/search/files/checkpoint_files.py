@@ -1,6 +1,7 @@
 """The files of a study's directory: checkpoints of its trials, and the best trials' weights.
 
     DIRECTORY/claims.db                     see `trials.search.storage.claims`
+    DIRECTORY/alive/                        see `trials.search.storage.beats`
     DIRECTORY/host.lock                     see `trials.search.storage.host_lock`
     DIRECTORY/directory.id                  see `trials.search.storage.directory_identity`
     DIRECTORY/most-fused.json               see `trials.side_task.kept_choices`

@@ -13,11 +13,13 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from trials.search.storage import claim_tables
+from trials.search.storage.beats import Beats
 from trials.search.storage.claim_tables import (
     CLAIM,
     PACE,
@@ -116,6 +118,8 @@ class Claims:
         self._engine, self._study, self._worker, self._lease_s = engine, study, worker, lease_s
         self._directory, self._exclusive_rows = directory, exclusive_rows
         self._turn = threading.Lock()
+        file = engine.url.database if engine.dialect.name == "sqlite" else None  # neither a server nor the memory
+        self._beats = Beats(Path(file).parent, study, worker) if file else None
         self._told: dict[int, tuple[int, str | None]] = {}
         self._told_speeds: dict[str, float] = {}
         create_tables(engine)
@@ -135,6 +139,8 @@ class Claims:
             self._told.clear()
             row = self._lock(c, STUDY, STUDY.c.study == self._study)
             placement = None if row is None else row.placement
+            if self._beats is not None:
+                self._beats.note(c)
             yield LockedClaims(c, self._study, self._worker, self._lease_s, self._directory, placement)
 
     @contextmanager
@@ -171,6 +177,21 @@ class Claims:
         }
         with self._turn, self._engine.begin() as c, suppress_duplicate(c):
             c.execute(SPAN.insert().values(**values, kept=False))
+
+    def beat(self) -> None:
+        """Give a sign of life, and no other news. It waits for no lock, nor for another thread of this worker's.
+
+        Raises:
+            OSError: the file of the signs cannot be written.
+            SQLAlchemyError: the server does not answer.
+        """
+        if self._beats is not None:
+            with self._engine.connect() as c:
+                self._beats.beat(claim_tables.now_s(c) + self._lease_s)
+        elif self._engine.dialect.name != "sqlite":
+            with self._engine.begin() as c:
+                mine = (WORKER.c.study == self._study) & (WORKER.c.worker == self._worker)
+                c.execute(WORKER.update().where(mine).values(expires_s=claim_tables.now_s(c) + self._lease_s))
 
     def renew(self, sign: Sign) -> float:
         """Give a sign of life. What it has said before, and nobody has changed since, is not said again.
