@@ -6,6 +6,7 @@ processes too, such as data-loading workers: they are stopped and continued with
 group.
 """
 
+import errno
 import os
 import signal
 from contextlib import suppress
@@ -60,7 +61,7 @@ class SideProcess:
 
         Raises:
             OSError: this process can no longer signal it, because it has become another user's, say, or has opened all
-                the files that it may. Whoever cannot halt a side task must not let it run.
+                the files that it may; or the page is damaged. Whoever cannot halt a side task must not let it run.
         """
         if not self._can_halt:
             return False
@@ -95,6 +96,8 @@ class SideProcess:
         self.leave()
         if not pid:
             return False
+        if pid <= 1 or pid in (os.getpid(), os.getpgrp()):  # group 1 would be all processes, the others are the job
+            raise OSError(errno.EINVAL, f"the page is damaged: it names process {pid} as the side task")
         try:
             self._pidfd = os.pidfd_open(pid)
         except ProcessLookupError:

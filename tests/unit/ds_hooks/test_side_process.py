@@ -84,6 +84,30 @@ def test_one_that_can_no_longer_be_signalled_is_not_taken_for_one_that_has_ended
     side.leave()
 
 
+@pytest.mark.parametrize("call", ["wake", "halt"])
+def test_a_page_that_names_process_1_has_nothing_signalled(page: Page, call: str) -> None:
+    page.words[Field.SIDE_PROCESS] = 1
+    with pytest.raises(OSError, match="process 1 "):
+        getattr(SideProcess(page.words), call)()
+
+
+def test_a_page_that_names_the_job_itself_does_not_stop_it(page: Page) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        page.words[Field.SIDE_PROCESS] = os.getpid()
+        try:
+            SideProcess(page.words).halt()
+        except OSError:
+            os._exit(0)
+        os._exit(1)
+    status = os.waitpid(pid, os.WUNTRACED)[1]
+    if os.WIFSTOPPED(status):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert status == 0
+
+
 def test_a_starting_one_is_halted_and_goes_on_without_a_signal_that_would_end_it(
     page: Page, process: subprocess.Popen[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,7 +90,8 @@ def test_a_side_task_says_then_looks(log: list[object]) -> None:
 
 def test_a_side_task_is_named_after_what_belongs_to_it_and_read_in_that_order(log: list[object]) -> None:
     words: Any = Words(log)
-    side_task_supervisor.announce(words, os.getpid())
+    other = subprocess.Popen(["sleep", "60"], process_group=0)
+    side_task_supervisor.announce(words, other.pid)
     for field in (Field.SIDE_ACTIVITY, Field.SIDE_PROCESS_START):
         assert between(log, ("write", field), ("write", Field.SIDE_PROCESS)), field
     words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP  # else it would be stopped
@@ -98,6 +100,8 @@ def test_a_side_task_is_named_after_what_belongs_to_it_and_read_in_that_order(lo
     assert not side.halt(let_end=True)
     assert between(log, ("read", Field.SIDE_PROCESS), ("read", Field.SIDE_PROCESS_START))
     side.leave()
+    other.kill()
+    other.wait()
 
 
 @pytest.fixture
