@@ -197,7 +197,7 @@ class MainJob:
         attached = self._machine.state is not State.ABSENT
         if attached and (self._pid, self._hello_ns) == (message.pid, t_ns):
             return  # repeated in every step
-        if message.pid != self._words[Field.MAIN_PID]:
+        if message.pid != self._words[Field.MAIN_PID] or message.pid <= 0:
             self._receiver.refuse(f"hello from process {message.pid}, which is not the page's main job")
             if message.pid == self._owner_pid and not attached:
                 self._feed(JobLeft())  # it has a page of its own, since ours was removed: nothing asks its gate

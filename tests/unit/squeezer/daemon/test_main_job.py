@@ -23,29 +23,18 @@ MS = 1_000_000
 HELLO = wire.Hello(pid=os.getpid(), rank=0, world_size=2, stage=0, stages=2, micro_batches=4, master_port=29500)
 
 
-@pytest.mark.parametrize(
-    ("margin_ms", "kind", "late_ns"),
-    [
-        (0.5, ClockKind.CUDA, 1 * MS),
-        (1.5, ClockKind.CUDA, 0),
-        (4.0, ClockKind.CUDA, 0),
-        (0.5, ClockKind.CUDA_POLLED, 1 * MS + POLLED_LATE_NS),
-        (4.0, ClockKind.CUDA_POLLED, POLLED_LATE_NS),
-    ],
-)
-def test_a_measured_margin_and_shortest_bubble_reach_the_policy(
-    margin_ms: float, kind: int, late_ns: int, tmp_path: Path
-) -> None:
-    words = memoryview(bytearray(512)).cast("q")
-    words[Field.MAIN_PID], words[Field.CLOCK_KIND] = os.getpid(), kind
-    config = Config(run=RunTable(directory=tmp_path), squeeze=SqueezeTable(margin_ms=margin_ms))
+def made(
+    words: "memoryview[int]", directory: Path, *, margin_ms: float = 0.5, refused: list[str] | None = None
+) -> tuple[MainJob, Recorder, list[Event]]:
+    """The main job of a CUDA device that was measured, what records it, and what the policy learns."""
+    config = Config(run=RunTable(directory=directory), squeeze=SqueezeTable(margin_ms=margin_ms))
     machine = GateMachine(config.squeeze.policy(config.guard))
     measured: Any = SimpleNamespace(
         name="cuda", stops=False, least_margin_ns=lambda: 1500_000, least_bubble_ns=lambda: 8 * MS
     )
-    receiver: Any = SimpleNamespace(new_job=lambda: None)
+    receiver: Any = SimpleNamespace(new_job=lambda: None, refuse=None if refused is None else refused.append)
     watched: dict[int, Callable[[], None]] = {}
-    recorder = Recorder(tmp_path, 0)
+    recorder = Recorder(directory, 0)
     events: list[Event] = []
     job = MainJob(
         config=config,
@@ -65,9 +54,39 @@ def test_a_measured_margin_and_shortest_bubble_reach_the_policy(
         owner_ended=lambda: None,
         owner_pid=None,
     )
+    return job, recorder, events
+
+
+@pytest.mark.parametrize(
+    ("margin_ms", "kind", "late_ns"),
+    [
+        (0.5, ClockKind.CUDA, 1 * MS),
+        (1.5, ClockKind.CUDA, 0),
+        (4.0, ClockKind.CUDA, 0),
+        (0.5, ClockKind.CUDA_POLLED, 1 * MS + POLLED_LATE_NS),
+        (4.0, ClockKind.CUDA_POLLED, POLLED_LATE_NS),
+    ],
+)
+def test_a_measured_margin_and_shortest_bubble_reach_the_policy(
+    margin_ms: float, kind: int, late_ns: int, tmp_path: Path
+) -> None:
+    words = memoryview(bytearray(512)).cast("q")
+    words[Field.MAIN_PID], words[Field.CLOCK_KIND] = os.getpid(), kind
+    job, recorder, events = made(words, tmp_path, margin_ms=margin_ms)
     job._take(5, HELLO)
     job.unwatch()
     (fact,) = (each for each in recorder._waiting if isinstance(each, Job))
     recorder.close()
     assert events == [JobAttached(late_ns, 29500, 8 * MS)]
     assert fact.least_bubble_ns == 8 * MS
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_what_is_no_process_is_refused_also_where_the_page_names_it(pid: int, tmp_path: Path) -> None:
+    words = memoryview(bytearray(512)).cast("q")
+    words[Field.MAIN_PID] = pid
+    refused: list[str] = []
+    job, recorder, events = made(words, tmp_path, refused=refused)
+    job._take(5, HELLO._replace(pid=pid))
+    recorder.close()
+    assert refused == [f"hello from process {pid}, which is not the page's main job"] and events == []
