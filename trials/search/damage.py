@@ -18,12 +18,12 @@ from trials.study_error import StudyError
 
 
 @contextmanager
-def refusing_damage(config: WorkerConfig, held: Callable[[], Collection[int]]) -> Iterator[None]:
+def refusing_damage(config: WorkerConfig, held: Callable[[], Collection[int]] | None) -> Iterator[None]:
     """Say in words what is wrong with a study's storage, where that is why something failed.
 
     Args:
         config: where the trials are.
-        held: returns the numbers of the trials that this worker has claimed.
+        held: returns the numbers of the trials that this worker has claimed; None: it begins, perhaps with a new study.
 
     Raises:
         StudyError: the study or one of its trials is gone, or cannot be read.
@@ -36,15 +36,17 @@ def refusing_damage(config: WorkerConfig, held: Callable[[], Collection[int]]) -
         raise
     except Exception as error:
         if not is_away(error):
-            _refuse(config, held())
+            _refuse(config, None if held is None else held())
         raise
 
 
-def _refuse(config: WorkerConfig, held: Collection[int]) -> None:
+def _refuse(config: WorkerConfig, held: Collection[int] | None) -> None:
     where = f"its storage {hide_password(config.storage)}"
     try:
         study = known_study(config.storage, config.study_name)
     except NoStudyError:
+        if held is None:
+            return
         raise StudyError(
             f"study '{config.study_name}' is no longer in {where}: someone has deleted it; "
             f"allowed: to begin it anew, without {config.directory}"
@@ -62,7 +64,7 @@ def _refuse(config: WorkerConfig, held: Collection[int]) -> None:
                 f"trial {len(numbers)} of study '{config.study_name}' (id {trial_id}) can no longer be read from "
                 f"{where}: {in_short(error)}; someone has edited it. Allowed: to mend it there, or another study_name"
             ) from None
-    missing = (set(range(len(ids))) | set(held)) - set(numbers)
+    missing = (set(range(len(ids))) | set(held or ())) - set(numbers)
     if missing:
         raise deleted(config.study_name, min(missing))
 

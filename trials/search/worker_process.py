@@ -78,7 +78,7 @@ def serve(
     try:
         logs.adopt("optuna")
         with naming(config.storage):
-            with refusing_damage(config, tuple):
+            with refusing_damage(config, None):
                 worker = SearchWorker(study, config, holder)
             if busy is not None:
                 worker.measures.watch(busy, IDLE_LEASES * config.lease_s)

@@ -97,6 +97,20 @@ def test_a_study_without_one_of_its_trials_does_not_begin_again(config: WorkerCo
         client, _ = begin(config)
 
 
+@pytest.mark.parametrize("storage", ["{}/study.journal", "sqlite:///{}/study.db"])
+def test_what_fails_before_there_is_a_study_is_not_taken_for_its_removal(storage: str, tmp_path: Path) -> None:
+    def sampler() -> optuna.samplers.BaseSampler:
+        raise ImportError("no module named cmaes")
+
+    study = Pretended(6)
+    study.sampler = sampler  # type: ignore[method-assign]
+    config = WorkerConfig(storage=storage.format(tmp_path), study_name="s", worker="w", directory=tmp_path)
+    client = SearchClient(partial(serve, study, config, attached=lambda: False))
+    with pytest.raises(SearchError, match="no module named cmaes"):
+        wait_for(lambda: client.answers(1.0), "its end")
+    client.close()
+
+
 def test_once_it_is_mended_the_study_goes_on(config: WorkerConfig, begun: SearchClient, tmp_path: Path) -> None:
     change(tmp_path, f"UPDATE trials SET state = 'ODD' WHERE {FIRST}")
     with pytest.raises(SearchError):
