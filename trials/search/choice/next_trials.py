@@ -229,7 +229,9 @@ class NextTrials:
         except UpdateFinishedTrialError:  # closed by someone meanwhile
             held.unclaim(trial.number)
             return []
-        return [Claimed(trial._trial_id, claim, milestone, candidate.fits)]
+        # one that a user has enqueued with another's attributes only seems begun
+        is_new = claim.is_first and "fixed_params" in trial.system_attrs
+        return [Claimed(trial._trial_id, claim, milestone, candidate.fits, is_new)]
 
     def _begin(self, held: LockedClaims) -> Claimed:
         attributes = {WORKER: self._worker, **({MILESTONE: self._next(0)} if self._rungs else {})}

@@ -80,7 +80,7 @@ class LockedClaims:
             return self.claim(trial)
         if self._mine is not None:
             self._mine.add(False)
-        return Claim(trial, fence, 0, 0)
+        return Claim(trial, fence, 0, 0, is_first=True)
 
     def _next_fence(self) -> int:
         """One that is higher than all others. Nobody else gives any meanwhile."""

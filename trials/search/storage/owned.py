@@ -1,7 +1,7 @@
 """A trial that a worker holds, and the accounts of what was trained of it."""
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -19,6 +19,7 @@ class Claim:
         epoch: up to which its training is kept, by a checkpoint or because it has just begun.
         deaths: how many workers have died in it since it was saved last.
         is_saved: whether there is a checkpoint, even of epoch 0.
+        is_first: whether no worker has claimed it before.
     """
 
     trial: int
@@ -26,6 +27,7 @@ class Claim:
     epoch: int
     deaths: int
     is_saved: bool = False
+    is_first: bool = field(default=False, compare=False)
 
 
 class Owned:
