@@ -4,8 +4,9 @@ import atexit
 import copy
 import os
 import threading
+import time
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Queue
 
 import optuna
 from optuna.trial import FrozenTrial
@@ -37,7 +38,8 @@ class Callbacks:
     def __init__(self, user_study: Study, study: optuna.Study) -> None:
         self._study = study
         self._callbacks = _callbacks_of(user_study)
-        self._ended: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self._ended: Queue[tuple[int, int] | None] = Queue()
+        self._last_s = 0.0
         self._thread: threading.Thread | None = None
         self._said: set[tuple[int, type[BaseException]]] = set()
 
@@ -48,7 +50,13 @@ class Callbacks:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="callbacks", daemon=True)
             self._thread.start()
+        self._last_s = time.monotonic()
         self._ended.put((trial_id, os.sched_getscheduler(0)))
+
+    @property
+    def may_enqueue(self) -> bool:
+        """Whether callbacks are due, which may enqueue trials. Those that take too long are not waited for."""
+        return self._ended.unfinished_tasks > 0 and time.monotonic() < self._last_s + LAST_PATIENCE_S
 
     def finish(self, *, is_over: bool) -> None:
         """Wait for those that are due, but not for long.
@@ -75,6 +83,7 @@ class Callbacks:
                     callback(self._study, copy.deepcopy(self._study._storage.get_trial(trial_id)))
                 except BaseException as error:  # asyncio's CancelledError, say; the next ones are called all the same
                     self._say_once(index, error)
+            self._ended.task_done()
 
     def _say_once(self, index: int, error: BaseException) -> None:
         if (index, type(error)) not in self._said:

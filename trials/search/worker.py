@@ -87,8 +87,7 @@ class SearchWorker:
         self._lost_here, self._unnoticed = set[int](), set[int]()  # lost: the side task has them, or this one held them
         self._closed, self._news = list[tuple[int, int]](), list[dict[str, Any]]()
         self._late = LateEpochs(self._claims)
-        self.trained: dict[int, int] = {}
-        self.measures = Measures()
+        self.trained, self.measures = dict[int, int](), Measures()
         self._watch = DeadlineWatch(study.deadline, lambda: outlook(study, self._study, self._claims.account()))
         self._release(died=True)
         patiently(lambda again: self.renew())
@@ -360,10 +359,11 @@ class SearchWorker:
     def _claim(self, held: LockedClaims, most: int) -> tuple[list[Claimed], bool, list[dict[str, Any] | Unbegun]]:
         """Claim up to `most` trials. Returns them; whether the study is over; and what was begun under the lock."""
         held.avoided = {*self._held, *self._lost_here, *self._files.waiting()}
+        may_enqueue = self._callbacks.may_enqueue
         claimed = self._next.claim(held, most, may_begin=not self._stopped)
         self._unnoticed = held.left & self._held.keys()
         self._unseen.warn_of(held.elsewhere.values())
-        over = len(claimed) < most and not (held.others() or held.left or held.has_last_try())
+        over = len(claimed) < most and not (held.others() or held.left or held.has_last_try() or may_enqueue)
         if over and self._user_study.promotes and not held.elsewhere:
             over = not (self._held or claimed)  # a trial that pauses may let another be promoted
             for trial in self._next.paused() if over else ():

@@ -23,6 +23,7 @@ from torch import nn
 
 from tests.support.fused_and_solo import AtOnce, ToyStudy
 from tests.support.logged import logged
+from tests.support.sandbox import wait_for
 from trials.search import callbacks as callbacks_module
 from trials.search.client import SearchClient, SearchError
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -94,6 +95,43 @@ def test_one_that_fails_is_logged_once_per_kind_and_the_others_hear(
     said = capsys.readouterr().err
     for reason in ("ValueError: value", "SystemExit: exit", "CancelledError: stop"):
         assert said.count(f"broken failed: {reason}") == 1
+
+
+def test_what_a_callback_enqueues_last_is_trained_too(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+
+    def enqueue(study: optuna.Study, trial: FrozenTrial) -> None:
+        goes_on.wait()
+        if trial.number == 0:
+            study.enqueue_trial({})
+
+    study = Called(enqueue)
+    study.trials = 1
+    worker = hire(study, tmp_path)
+    worker.ask(1)
+    worker.report(0, 1, 0.5, True)
+    answer = worker.ask(1)
+    assert answer["exhausted"] and not answer["over"]
+    goes_on.set()
+    (trial,) = wait_for(lambda: worker.ask(1)["trials"], "the trial")
+    worker.report(trial["number"], 1, 0.5, True)
+    wait_for(lambda: worker.ask(1)["over"], "the end of the study")
+    worker.stop()
+    assert [trial.state for trial in worker._study.get_trials()] == [TrialState.COMPLETE] * 2
+
+
+def test_a_study_is_over_though_a_callback_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PATIENCE_S", "LAST_PATIENCE_S"):
+        monkeypatch.setattr(callbacks_module, name, 0.01)
+    over = threading.Event()
+    study = Called(lambda study, trial: over.wait())
+    study.trials = 1
+    worker = hire(study, tmp_path)
+    worker.ask(1)
+    worker.report(0, 1, 0.5, True)
+    wait_for(lambda: worker.ask(1)["over"], "the end of the study")
+    worker.stop()
+    over.set()
 
 
 def test_one_that_hangs_delays_nothing(
