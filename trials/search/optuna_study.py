@@ -10,13 +10,14 @@ from optuna.trial import TrialState
 
 from ds_hooks.shared.trial_attributes import HISTORY
 from trials.search.cached_storage import with_cache
+from trials.search.choice.finite import innermost
 from trials.search.config import WorkerConfig
 from trials.search.leftovers import refuse_leftovers
 from trials.search.source import note_source
 from trials.search.storage.database import is_shared
 from trials.search.storage.directory_identity import bind
-from trials.search.storage.locked_claims import LockedClaims
 from trials.search.storage.journal import rely_on
+from trials.search.storage.locked_claims import LockedClaims
 from trials.search.storage.optuna_storage import complete, has_studies, open_storage
 from trials.study_error import StudyError
 
@@ -51,7 +52,7 @@ def safe_sampler(study: "Study", storage: str) -> BaseSampler | None:
         StudyError: it would run what others may have written.
     """
     sampler = study.sampler()
-    if isinstance(getattr(sampler, "_base_sampler", sampler), CmaEsSampler) and is_shared(storage):
+    if isinstance(innermost(sampler), CmaEsSampler) and is_shared(storage):
         raise StudyError(
             "CmaEsSampler unpickles what is in a database, so anyone who writes there can run code here; allowed: "
             "another sampler, or a storage in a file of your own"
@@ -114,8 +115,8 @@ def ended_after(study: optuna.Study) -> Callable[[int], int | None]:
         trial = storage.get_trial(storage.get_trial_id_from_study_id_trial_number(study._study_id, number))
         if not trial.state.is_finished():
             return None
-        losses = trial.user_attrs.get(HISTORY, {}).get("loss", [])  # of several objectives Optuna keeps no steps
         rely_on(storage)  # whoever asks commits claims, or removes checkpoints
+        losses = trial.user_attrs.get(HISTORY, {}).get("loss", [])  # of several objectives Optuna keeps no steps
         return max(trial.last_step or 0, len(losses) if trial.state is TrialState.COMPLETE else 0)
 
     return ended

@@ -8,15 +8,22 @@ from optuna.samplers import BaseSampler, BruteForceSampler, GridSampler
 from optuna.trial import TrialState
 
 
+def innermost(sampler: BaseSampler | None) -> BaseSampler | None:
+    """The sampler in `sampler`, if that only fixes some of another's parameters; else `sampler` itself."""
+    while (base := getattr(sampler, "_base_sampler", None)) is not None:
+        sampler = base
+    return sampler
+
+
 def is_finite(sampler: BaseSampler) -> bool:
     """Whether `sampler` has finitely many points."""
-    return isinstance(sampler, (GridSampler, BruteForceSampler))
+    return isinstance(innermost(sampler), (GridSampler, BruteForceSampler))
 
 
 def has_begun_all(study: optuna.Study) -> bool:
     """Whether the trials of `study` have begun every point of its sampler. Call it under the search workers' lock."""
-    sampler = study.sampler
-    if not is_finite(sampler):
+    sampler = innermost(study.sampler)
+    if sampler is None or not is_finite(sampler):
         return False
     trials = study.get_trials(deepcopy=False)
     if isinstance(sampler, GridSampler):

@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from optuna.samplers import BaseSampler, BruteForceSampler, GridSampler, RandomSampler
+from optuna.samplers import BaseSampler, BruteForceSampler, GridSampler, PartialFixedSampler, RandomSampler
 from optuna.trial import TrialState
 from torch import nn
 
@@ -18,10 +18,11 @@ from tests.support.fused_and_solo import OPTIMIZERS, AtOnce, ToyStudy
 from tests.support.logged import logged
 from tests.support.side_task_runs import Direct
 from trials.gate.base import OpenGate
+from trials.search.choice.finite import innermost
 from trials.search.worker import SearchWorker, WorkerConfig
 from trials.side_task.scheduler import Scheduler
 
-pytestmark = pytest.mark.filterwarnings("ignore:BruteForceSampler is experimental")
+pytestmark = pytest.mark.filterwarnings("ignore:.*Sampler is experimental")
 
 GRID: dict[str, list[Any]] = {"a": [0, 1, 2], "b": ["x", "y"]}
 
@@ -49,6 +50,7 @@ class Points(ToyStudy):
 SAMPLERS: dict[str, Callable[[], BaseSampler]] = {
     "grid": lambda: GridSampler(GRID, seed=1),
     "brute force": lambda: BruteForceSampler(seed=1),
+    "grid in others": lambda: PartialFixedSampler({}, PartialFixedSampler({}, GridSampler(GRID, seed=1))),
 }
 
 Hire = Callable[..., SearchWorker]
@@ -145,7 +147,7 @@ def test_an_enqueued_point_may_have_a_part_of_the_parameters(study: Points, hire
     assert isinstance(train(study, worker)[-1], statuses.Finished)
     whole = [tuple(trial.params.values()) for trial in worker._study.get_trials(states=(TrialState.COMPLETE,))]
     assert set(whole) == set(ALL)
-    is_grid = isinstance(study.make_sampler(), GridSampler)
+    is_grid = isinstance(innermost(study.make_sampler()), GridSampler)
     refused = [reason for reason in reasons(worker) if reason is not None]
     assert len(refused) == 2 * is_grid and all("All parameters must be specified" in reason for reason in refused)
 
