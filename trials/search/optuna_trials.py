@@ -91,7 +91,7 @@ class OptunaTrials:
         """End a trial. The sampler is informed; if that fails, the trial has ended all the same."""
         try:
             self._tell(number, value, state)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not is_away(error) and self.frozen(number).state is TrialState.WAITING:
                 # someone has written so; but the claim says whose it is
                 self._storage.set_trial_state_values(self.id(number), state=TrialState.RUNNING)

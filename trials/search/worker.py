@@ -175,7 +175,7 @@ class SearchWorker:
             is_latest = trial._cached_frozen_trial.last_step == epoch
             if not (is_latest and patiently(lambda again: trial.should_prune())):
                 return {"kept": number}
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if is_away(error):
                 raise
             reason = f"pruner: {type(error).__name__}: {error}"

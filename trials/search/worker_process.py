@@ -98,7 +98,7 @@ def serve(
                 for answer in _answered(worker, request, config):
                     say(answer)
         return 0
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         status = _status_of(error)
         text = f"the search worker: {type(error).__name__}: {error}" if status is None else _in_words(error, config)
         say({"error": hide_passwords(text), "status": status})
@@ -122,14 +122,14 @@ def _answered(worker: SearchWorker, request: dict[str, Any], config: WorkerConfi
         raise
 
 
-def _status_of(error: Exception) -> int | None:
+def _status_of(error: BaseException) -> int | None:
     """The exit status for an error of the user's, or of the storage; None: any other error."""
     if isinstance(error, StudyError):
         return USER_ERROR_STATUS
     return 1 if isinstance(error, (StorageError, OSError)) else None  # a restart may mend it
 
 
-def _in_words(error: Exception, config: WorkerConfig) -> str:
+def _in_words(error: BaseException, config: WorkerConfig) -> str:
     if isinstance(error, OSError) and error.strerror:  # a full disk names no file
         return f"{error.filename or config.directory or config.storage}: {error.strerror}"
     return str(error)

@@ -29,6 +29,6 @@ def note_constraints(study: optuna.Study, trial_id: int) -> None:
     trial = copy.deepcopy(study._storage.get_trial(trial_id))
     try:
         _process_constraints_after_trial(limits, study, trial, TrialState.PRUNED)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if is_away(error):
             raise

@@ -253,11 +253,12 @@ def test_a_sampler_that_raises_fails_that_trial(method: str, hire: Hire, monkeyp
     assert states == [TrialState.COMPLETE, TrialState.FAIL, TrialState.COMPLETE, TrialState.COMPLETE]
 
 
+@pytest.mark.parametrize("kind", [KeyError, SystemExit])
 def test_a_sampler_that_raises_after_a_trial_is_logged(
-    hire: Hire, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[BaseException], hire: Hire, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: Any) -> None:
-        raise KeyError("no")
+        raise kind("no")
 
     monkeypatch.setattr(RandomSampler, "after_trial", broken)
     study = Points(RandomSampler)
@@ -269,16 +270,19 @@ def test_a_sampler_that_raises_after_a_trial_is_logged(
     assert capsys.readouterr().err.count("the sampler failed after trial") == 2
 
 
-def test_a_pruner_that_raises_fails_that_trial(hire: Hire) -> None:
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_a_pruner_that_raises_fails_that_trial(kind: type[BaseException], hire: Hire) -> None:
     class Broken(optuna.pruners.BasePruner):
         def prune(self, study: optuna.Study, trial: Any) -> bool:
-            return bool(trial.number == 1 and 1 / 0)
+            if trial.number == 1:
+                raise kind("no")
+            return False
 
     study = Points(RandomSampler)
     study.trials, study.pruner = 3, Broken  # type: ignore[method-assign]
     worker = hire(study)
     train(study, worker)
-    assert reasons(worker) == [None, "pruner: ZeroDivisionError: division by zero", None]
+    assert reasons(worker) == [None, f"pruner: {kind.__name__}: no", None]
 
 
 def test_a_point_that_cannot_be_suggested_fails(study: Points, hire: Hire) -> None:
