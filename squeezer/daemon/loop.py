@@ -22,6 +22,7 @@ from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.device_watch import DeviceWatch
 from squeezer.daemon.former_daemon import await_former
 from squeezer.daemon.main_job import MainJob
+from squeezer.daemon.mapped_page import MappedPage
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, has_signal, wakeup_on_signals
@@ -29,7 +30,7 @@ from squeezer.daemon.side_processes.parent_group import cpu_group
 from squeezer.daemon.side_processes.spawner import SideFiles, Spawner
 from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
 from squeezer.daemon.silence import Silence
-from squeezer.device import DEVICES, is_stopped, kind_of
+from squeezer.device import DEVICES, is_stopped, kind_of, place_of
 from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Kill, Note, PlanSlot, PlanSteps, Start, Stop
 from squeezer.policy.events import Event, JobSilent, Side, SideChanged
 from squeezer.policy.plain import as_record
@@ -38,6 +39,8 @@ from squeezer.records.layout import RECORD_VERSION, SHARES
 from squeezer.records.writer import Recorder
 
 RANK_ENDS_WITHIN_S = 2.0
+FOLLOW_EVERY_NS = 1_000_000_000
+"""How often the daemon looks whether its job has gone to other cores."""
 
 log = logging.getLogger(__name__)
 
@@ -98,6 +101,8 @@ class Daemon:
         self._watched[self._receiver.fd] = self._hear
         self._silence = Silence()
         self._progress = ProgressLine()
+        self._place: tuple[set[int], str] | None = None  # where the main job ran when it was last looked for
+        self._follow_ns = 0  # when it is looked for again
         self._ended = False
 
     def run(self) -> None:
@@ -131,6 +136,7 @@ class Daemon:
         return MainJob(
             config=self._config,
             words=self._page.words,
+            mapped_page=MappedPage(self._page.path),
             memory_limit=self._memory_limit,
             device=self._device,
             join=self._join,
@@ -142,7 +148,7 @@ class Daemon:
             feed=self._feed,
             fault=self._fault,
             first_attached=self._first_attached,
-            step_started=self._show_progress,
+            step_started=self._step_started,
             owner_ended=self._end,
             owner_pid=self._job_pid,
         )
@@ -245,9 +251,7 @@ class Daemon:
     def _join(self, main_pid: int) -> None:
         """Run where this job does, the side task too, which may have served another job before."""
         self._silence = Silence()
-        side = None if self._side_task is None else self._side_task.process
-        if not self._device.join(main_pid, side) and self._side_task is not None:
-            self._side_task.kill("it cannot follow the job to its device or session; a new side task starts there")
+        self._run_beside(main_pid)
         groups = cpu_group(), cpu_group(main_pid)
         if groups[0] != groups[1] and self._side_task is not None:
             log.warning(
@@ -255,12 +259,28 @@ class Daemon:
                 "the job's group, or give its own the least weight (cpu.idle = 1; cgroup v1: cpu.shares = 2)",
                 *groups,
             )
-        self._watch.job_attached()
         if self._side_task is None:
             return
         self._side_task.give_way()
         if self._side_task.waits_for_job:
             self._feed(SideChanged(Side.DUE))
+
+    def _run_beside(self, main_pid: int) -> None:
+        self._place = place_of(main_pid)
+        side = None if self._side_task is None else self._side_task.process
+        if not self._device.join(main_pid, side) and self._side_task is not None:
+            self._side_task.kill("it cannot follow the job to its device or session; a new side task starts there")
+        self._watch.job_attached()
+
+    def _follow(self) -> None:
+        """Go where the main job has gone since: the cores that it has left may be another rank's."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self._follow_ns:
+            return
+        self._follow_ns = now_ns + FOLLOW_EVERY_NS
+        main_pid = self._page.words[Field.MAIN_PID]
+        if main_pid and place_of(main_pid) not in (None, self._place):
+            self._run_beside(main_pid)
 
     def _start_first_side_task(self) -> None:
         if self._device.needs_job:
@@ -316,6 +336,10 @@ class Daemon:
     def _fault(self, what: str) -> None:
         log.debug("fault: %s", what)
         self._recorder.add("fault", t_ns=time.monotonic_ns(), what=what)
+
+    def _step_started(self, step: int) -> None:
+        self._follow()
+        self._show_progress(step)
 
     def _show_progress(self, step: int) -> None:
         if self._job_pid is None:

@@ -11,6 +11,7 @@ from ds_hooks.shared.processes.priority import MOST_NICE
 from squeezer.config import Config
 from squeezer.daemon.bubble_accounts import Shut
 from squeezer.daemon.correlator import Correlator, Found
+from squeezer.daemon.mapped_page import MappedPage
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.daemon.receiver import Receiver
 from squeezer.device import Device, has_ended
@@ -45,6 +46,7 @@ class MainJob:
     Args:
         config: the squeezer file.
         words: the page's.
+        mapped_page: tells whether a job still has it.
         memory_limit: is kept up to date by what the main job measures.
         device: shuts the gate when the job's process is gone.
         join: called with a job's process once it is known, so that all of us run where it does.
@@ -66,6 +68,7 @@ class MainJob:
         *,
         config: Config,
         words: "memoryview[int]",
+        mapped_page: MappedPage,
         memory_limit: MemoryLimit,
         device: Device,
         join: Callable[[int], None],
@@ -85,6 +88,7 @@ class MainJob:
         self._margin_ns = int(config.squeeze.margin_ms * 1e6)
         self._memory_limit = memory_limit
         self._words = words
+        self._mapped_page = mapped_page
         self._device = device
         self._join = join
         self._receiver = receiver
@@ -131,10 +135,14 @@ class MainJob:
         return self._pidfd >= 0 and not has_ended(self._pidfd, within_s)
 
     def look(self) -> None:
-        """Notice hooks that have left the page without a word."""
-        if self._machine.state is not State.ABSENT and self._words[Field.MAIN_PID] != self._pid:
-            self._fault("the hooks left, and their goodbye was lost")
-            self._lose()
+        """Notice hooks that have left the page without a word, as where their process has become another program."""
+        if self._machine.state is State.ABSENT:
+            return
+        if self._words[Field.MAIN_PID] == self._pid and self._mapped_page.is_in(self._pid):
+            return
+        self._fault("the hooks left, and their goodbye was lost")
+        self._lose()
+        self._shut_gate(self._pid)
 
     def unwatch(self) -> None:
         """Forget the process."""
@@ -250,10 +258,14 @@ class MainJob:
             self._lose()
         else:
             self._feed(self._farewell())
-        if self._words[Field.MAIN_PID] in (0, pid):
-            self._device.main_ended()
+        self._shut_gate(pid)
         if owner is not None and not self.lives():
             self._owner_ended()
+
+    def _shut_gate(self, pid: int) -> None:
+        """In the place of hooks that have gone, perhaps in the middle of a bubble, unless the page is another job's."""
+        if self._words[Field.MAIN_PID] in (0, pid):
+            self._device.main_ended()
 
 
 def _yield_to_main_job() -> None:

@@ -11,6 +11,7 @@ from squeezer.device.base import (
     SideProcess,
     has_ended,
     is_stopped,
+    place_of,
     run_when_idle,
 )
 from squeezer.device.cpu import CpuDevice
@@ -54,5 +55,6 @@ __all__ = [
     "has_ended",
     "is_stopped",
     "kind_of",
+    "place_of",
     "run_when_idle",
 ]

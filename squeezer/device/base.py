@@ -115,6 +115,14 @@ def weighed_by_session(pid: int) -> bool:
     return _autogroup(pid) != _autogroup(os.getpid())
 
 
+def place_of(pid: int) -> tuple[set[int], str] | None:
+    """The cores of process `pid`, and the session by which the kernel weighs it; None: it has ended."""
+    try:
+        return os.sched_getaffinity(pid), _autogroup(pid)
+    except ProcessLookupError:
+        return None
+
+
 def _autogroup(pid: int) -> str:
     with suppress(OSError):  # the kernel knows none, or the process has ended
         return Path(f"/proc/{pid}/autogroup").read_text(encoding="ascii").partition(" ")[0]

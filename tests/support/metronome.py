@@ -7,6 +7,7 @@ ends with status 0 after its steps or when its standard input ends. A line of JS
 `{"bubble_ms": 0}`, changes what its next steps do; `stall_ms` is spent outside bubbles and without computing, and so is
 the wait for the file lock that `lock` names. `{"detach": true}` detaches the hooks, and the steps go on.
 `{"engine": 1}` trains another engine from now on, with hooks and settings of its own; `{"engine": 0}` is the first.
+`{"run": "import gc; gc.freeze()"}` runs Python between two steps.
 """
 
 import argparse
@@ -134,6 +135,7 @@ def main() -> None:
                 detach()
                 return
             changes = json.loads(order)
+            exec(changes.pop("run", ""), {})
             number = changes.pop("engine", engines.index(engine))
             engine = engines[number] if number < len(engines) else build()
             vars(engine).update(changes)

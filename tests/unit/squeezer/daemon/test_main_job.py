@@ -13,6 +13,7 @@ from ds_hooks.shared.page.layout import ClockKind, Field
 from squeezer.config import Config, RunTable, SqueezeTable
 from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.main_job import POLLED_LATE_NS, MainJob
+from squeezer.daemon.mapped_page import MappedPage
 from squeezer.daemon.memory_limit import MemoryLimit
 from squeezer.policy.events import Event, JobAttached
 from squeezer.policy.state import GateMachine
@@ -39,6 +40,7 @@ def made(
     job = MainJob(
         config=config,
         words=words,
+        mapped_page=MappedPage(directory),
         memory_limit=MemoryLimit(words, 0),
         device=measured,
         join=lambda pid: None,
