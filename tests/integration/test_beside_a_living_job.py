@@ -46,7 +46,7 @@ def test_a_daemon_that_is_told_to_end_beside_its_job_measures_nothing_and_lets_t
     sandbox: Sandbox, number: signal.Signals
 ) -> None:
     job = sandbox.job()
-    daemon = sandbox.daemon_of(job, sandbox.config("stubborn.py", calibrate_s=2.0))
+    daemon = sandbox.daemon_of(job, sandbox.config("stubborn.py", calibrate_s=2.0, priority="nice"))
     side = trains(sandbox)
     job.change(compute_ms=40, stall_ms=600)
     wait_for(lambda: stat(side)[:1] == ["T"], "a stopped side task")

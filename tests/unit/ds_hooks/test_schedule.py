@@ -56,7 +56,9 @@ def test_the_reduction_of_gradients_is_in_no_other_bubble_since_it_computes() ->
     peers = Waits(queued_p2p=False, tied=False, data_parallel=True)
     assert bubbles(list(find_slots(order, peers))) == [(1, 1, WaitKind.SEND_GRAD), (3, 3, WaitKind.REDUCE_GRADS)]
     between = ["SendGrad", "ReduceGrads", "RecvGrad"]
-    assert bubbles(list(find_slots(between, alone))) == [(0, 0, WaitKind.SEND_GRAD), (2, 2, WaitKind.RECV_GRAD)]
+    around = [(0, 0, WaitKind.SEND_GRAD), (2, 2, WaitKind.RECV_GRAD)]
+    assert bubbles(list(find_slots(between, alone))) == around
+    assert bubbles(list(find_slots(between, peers))) == [around[0], (1, 1, WaitKind.REDUCE_GRADS), around[1]]
 
 
 def test_where_sends_and_receives_only_queue_the_commit_waits() -> None:
