@@ -6,11 +6,11 @@ import gc
 import inspect
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
 from types import CodeType, FrameType, MemberDescriptorType
 from typing import Any
 
@@ -222,20 +222,55 @@ def source_line(frame: FrameType) -> str:
 
 
 def is_message(frame: FrameType) -> bool:
-    """Whether the line where a frame is belongs to the message of a `torch._assert`, which nothing else reads."""
-    try:
-        lines, first = inspect.getsourcelines(frame.f_code)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError):
+    """Whether a frame formats a part of the message of a `torch._assert`, which nothing else reads."""
+    code, made = frame.f_code, frame.f_lasti
+    if not dis.opname[code.co_code[made]].startswith(("FORMAT_", "CONVERT_")):
         return False
-    line = frame.f_lineno - max(first, 1) + 1
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 2)
+    position = next(islice(code.co_positions(), made // 2, None))
     return any(
-        ast.unparse(call.func) == "torch._assert"
-        and call.args[0].lineno <= line <= (call.end_lineno or 0)
-        and not any(isinstance(each, ast.JoinedStr) for each in ast.walk(call.args[0]))
-        for call in calls
+        _contains(message, position) and _meaning(function, frame) is torch._assert
+        for function, message in _with_messages(code)
     )
+
+
+@lru_cache(256)
+def _with_messages(code: CodeType) -> list[tuple[str, ast.expr]]:
+    """Return which functions `code` calls with formatted text as the second of two arguments, each with the text."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+        is_indented = lines[0][:1].isspace()
+        tree = ast.parse("if True:\n" * is_indented + "".join(lines))
+    except (OSError, SyntaxError):  # as for a lambda in the middle of an expression
+        return []
+    ast.increment_lineno(tree, first - 1 - is_indented)
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and len(node.args) == 2)
+    return [(ast.unparse(call.func), call.args[1]) for call in calls if _is_formatted(call.args[1])]
+
+
+def _is_formatted(node: ast.expr) -> bool:
+    """Whether an expression is one f-string, without others in it, whose text its code may read."""
+    return isinstance(node, ast.JoinedStr) and not any(
+        isinstance(each, ast.JoinedStr)
+        for part in node.values
+        if isinstance(part, ast.FormattedValue)
+        for each in ast.walk(part.value)
+    )
+
+
+def _contains(node: ast.expr, position: tuple[int | None, int | None, int | None, int | None]) -> bool:
+    """Whether an expression's place in the source has within it that of an instruction, as `co_positions` gives it."""
+    line, last_line, column, last_column = (-1 if number is None else number for number in position)
+    last = (node.end_lineno or 0, node.end_col_offset or 0)
+    return (node.lineno, node.col_offset) <= (line, column) and (last_line, last_column) <= last
+
+
+def _meaning(path: str, frame: FrameType) -> Any:
+    """Return what a name, or an attribute of one, stands for in a frame."""
+    name, *attributes = path.split(".")
+    value = {**frame.f_globals, **frame.f_locals}.get(name)
+    for attribute in attributes:
+        value = _attribute(value, attribute)
+    return value
 
 
 def is_library(frame: FrameType) -> bool:

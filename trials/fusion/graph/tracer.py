@@ -147,18 +147,21 @@ class _Unknown(fx.Proxy):
         return super().__hash__()
 
     def __repr__(self) -> str:
-        """Refuse it to the user's code: the text is not the value's."""
-        if not is_library(sys._getframe(1)):
+        """Refuse it to the user's code: the text is not the value's. A message is no answer: libraries format many."""
+        caller = sys._getframe(1)
+        if is_library(caller):
+            return super().__repr__()
+        if not is_message(caller):
             raise self._refused("makes text of a value")
-        return super().__repr__()
+        return "?"
 
     __str__ = __repr__
 
     def __format__(self, form: str) -> str:
-        """See `__repr__`. A message is no answer: torchvision's ViT formats one in each forward."""
+        """See `__repr__`."""
         if not is_message(sys._getframe(1)):
             raise self._refused("makes text of a value")
-        return super().__repr__()
+        return "?"
 
     def _number(self) -> Any:
         """Refuse it: the number is not known."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, _assert, nn
 
 from tests.support.fused_and_solo import ToyStudy
 from tests.support.slow_cases import crossed
@@ -89,10 +89,47 @@ def checked(m: TwoLayers, x: Tensor) -> Tensor:
     return m.b(m.a(x))
 
 
+def checked_by_its_name(m: TwoLayers, x: Tensor) -> Tensor:
+    _assert(x.ndim == 2, f"expected 2D input (got {x.ndim}D input)")
+    _assert(
+        x.shape[1] % m.a.in_features == 0,
+        f"Input ({x.shape[0]!r}*{x.shape[1]:>3}) doesn't match the layer ({m.a.in_features}, {x.dtype!s})",
+    )
+    return m.b(m.a(x))
+
+
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_message_of_a_check_is_no_question(size: int) -> None:
-    study = ToyStudy(lambda n: TwoLayers(checked).double(), "sgd", batches())
+@pytest.mark.parametrize("forward", [checked, checked_by_its_name])
+def test_the_message_of_a_check_is_no_question(forward: Forward, size: int) -> None:
+    study = ToyStudy(lambda n: TwoLayers(forward).double(), "sgd", batches())
     assert assert_fused_is_alone(study, size) == "rule FusedLinear"
+
+
+def beside_a_message(m: TwoLayers, x: Tensor) -> Tensor:
+    y = m.a(x)
+    _assert(y.ndim == 2, f"{y.ndim}D"); scale = 2.0 if f"{y.ndim}" == "2" else 3.0  # fmt: skip  # noqa: E702
+    return m.b(y * scale)
+
+
+def read_on_its_way(m: TwoLayers, x: Tensor) -> Tensor:
+    y, met = m.a(x), []
+    _assert(y.ndim == 2, f"{met.append(f'{y.ndim}')}")
+    return m.b(y * (2.0 if met == ["2"] else 3.0))
+
+
+def to_another_function(m: TwoLayers, x: Tensor) -> Tensor:
+    def _assert(condition: object, message: str) -> float:
+        return 2.0 if message == "2" else 3.0
+
+    y = m.a(x)
+    return m.b(y * _assert(y.ndim == 2, f"{y.ndim}"))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("forward", [beside_a_message, read_on_its_way, to_another_function])
+def test_other_text_is_a_question(forward: Forward, size: int) -> None:
+    study = ToyStudy(lambda n: TwoLayers(forward).double(), "sgd", batches())
+    assert "makes text of a value" in assert_fused_is_alone(study, size)
 
 
 class Attends(nn.Module):
