@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bubble_utilization import REAL, _ghosts
 from benchmarks.published_figures import (
     details,
     fusion_table,
@@ -32,6 +31,7 @@ from benchmarks.utilization.class_figures import (
     signed,
     speed_table,
 )
+from benchmarks.utilization.ghosts import REAL, all_ghosts
 from benchmarks.utilization.scenario_classes import (
     CLASSES,
     GHOST_STAGES,
@@ -86,13 +86,13 @@ def test_the_command_prints_the_tables(
 
 def test_every_scenario_is_in_one_class_or_repeats_one() -> None:
     classed = [scenario for of in CLASSES for scenario in of.scenarios]
-    assert sorted([*classed, *REPEATS]) == sorted([REAL, *(ghost.name for ghost in _ghosts())])
+    assert sorted([*classed, *REPEATS]) == sorted([REAL, *(ghost.name for ghost in all_ghosts())])
     assert set(GHOST_STAGES.scenarios) == set(classed) - {REAL}
     assert all(scenario.removesuffix(f"_{mode}") in classed for scenario, mode in REPEATS.items())
 
 
 def test_classes_follow_the_bubbles_of_the_raw_runs(runs: list[dict[str, Any]]) -> None:
-    micro_batches = {ghost.name: ghost.micro_batches for ghost in _ghosts()}
+    micro_batches = {ghost.name: ghost.micro_batches for ghost in all_ghosts()}
     for run in runs:
         name = run["scenario"]
         if name in GHOST_STAGES.scenarios:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from benchmarks import bubble_utilization
-from benchmarks.bubble_utilization import BESIDE_WINDOWS, REAL
 from benchmarks.shared.paths import ROOT
+from benchmarks.utilization.ghosts import BESIDE_WINDOWS, REAL
 from benchmarks.utilization.harvest_ratio import harvest_ratio, harvest_ratios
 from benchmarks.utilization.picture import picture, table
 from benchmarks.windows.figures import Window, mode_figures
