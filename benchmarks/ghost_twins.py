@@ -25,7 +25,6 @@ FILE is written after each round; if it was stopped, the same command at the sam
 """
 
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -45,7 +44,7 @@ from benchmarks.ghost.recording import Recording, out_of_step, read_recordings
 from benchmarks.shared.intervals import mean_and_ci95
 from benchmarks.shared.paths import ROOT
 from benchmarks.shared.processes import environment, run_directories, start
-from benchmarks.shared.results import commit, finish, kept_runs, parse, write
+from benchmarks.shared.results import finish, parse, stopped_runs, write
 from benchmarks.studies import ENDLESS_DIGITS
 from squeezer.records.reader import RankRun, load_run
 from squeezer.reports.report import build_report
@@ -84,10 +83,7 @@ MODULE = [sys.executable, "-m"]
 def main() -> int:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
-    runs = kept_runs(options)
-    if options.json and options.json.exists() and not options.only:
-        kept = json.loads(options.json.read_text(encoding="utf-8"))
-        runs = kept["runs"] if kept["commit"] == commit() and kept["quick"] == options.quick else []
+    runs = stopped_runs(options)
     for number in range(QUICK_ROUNDS if options.quick else ROUNDS):
         for job in EXAMPLES:
             is_done = any((run["scenario"], run["round"]) == (job, number) for run in runs)

@@ -39,6 +39,20 @@ def kept_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
     return [run for run in runs if run["scenario"] != options.only]
 
 
+def stopped_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The runs in the JSON file that the same command has made before it was stopped; with `--only`, see `kept_runs`.
+
+    They count if the commit, the machine and `--quick` are the same.
+    """
+    if options.only or not options.json or not options.json.exists():
+        return kept_runs(options)
+    held = json.loads(options.json.read_text(encoding="utf-8"))
+    # FILE itself makes a difference from the commit, if it is tracked
+    theirs, ours = (each.removesuffix("-dirty") for each in (held["commit"], commit()))
+    is_same = (theirs, held["machine"], held["quick"]) == (ours, machine(), options.quick)
+    return list(held["runs"]) if is_same else []
+
+
 def machine() -> dict[str, Any]:
     """Describe the machine of the measurement."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]

@@ -6,11 +6,10 @@ that FILE holds.
 """
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from benchmarks.shared.results import commit, finish, kept_runs, parse, write
+from benchmarks.shared.results import finish, parse, stopped_runs, write
 from benchmarks.transfer.experiments import EXPERIMENTS, timed
 from benchmarks.transfer.figures import summary
 
@@ -20,7 +19,7 @@ def main() -> None:
     options = parse("transfer", __doc__ or "")
     if options.only and options.only not in EXPERIMENTS:
         sys.exit(f"--only {options.only}: no such experiment; allowed: {', '.join(EXPERIMENTS)}")
-    runs = kept_runs(options) if options.only else stopped_runs(options)
+    runs = _runs_before(options)
     have = {run["scenario"] for run in runs}
     if have and not options.only:
         print(f"{options.json} holds {', '.join(n for n in EXPERIMENTS if n in have)}: kept", file=sys.stderr)
@@ -33,15 +32,11 @@ def main() -> None:
     finish("transfer", options, runs, summary(runs))
 
 
-def stopped_runs(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The runs in the JSON file, if it is of a benchmark of this commit that was stopped; otherwise none."""
-    if not options.json or not options.json.exists():
-        return []
-    held = json.loads(options.json.read_text(encoding="utf-8"))
-    runs: list[dict[str, Any]] = held["runs"]
-    theirs, ours = (each.removesuffix("-dirty") for each in (held["commit"], commit()))  # by FILE itself, if tracked
+def _runs_before(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """See `stopped_runs`; but what is whole is measured anew."""
+    runs = stopped_runs(options)
     is_whole = {run["scenario"] for run in runs} >= set(EXPERIMENTS)
-    return [] if is_whole or theirs != ours or held["quick"] != options.quick else runs
+    return [] if is_whole and not options.only else runs
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.shared.results import nvidia_smi, write
+from benchmarks.shared.results import commit, nvidia_smi, stopped_runs, write
 
 
 @pytest.fixture
@@ -45,3 +45,25 @@ def test_the_tool_is_asked_of_the_device_that_is_measured(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert f"--id={asked}" in nvidia_smi("name")
+
+
+@pytest.mark.parametrize(
+    ("changed", "kept"),
+    [
+        ({}, ["one", "two"]),
+        ({"commit": f"{commit().removesuffix('-dirty')}-dirty"}, ["one", "two"]),
+        ({"commit": "0123456789ab"}, []),
+        ({"machine": {"cpu": "another"}}, []),
+        ({"quick": False}, []),
+    ],
+)
+def test_a_stopped_command_goes_on_with_runs_of_its_own_alone(
+    changed: dict[str, object], kept: list[str], tmp_path: Path
+) -> None:
+    options = argparse.Namespace(quick=True, json=tmp_path / "results.json", only=None)
+    assert stopped_runs(options) == []
+    write("some", options, [{"scenario": "one"}, {"scenario": "two"}], {})
+    options.json.write_text(json.dumps({**json.loads(options.json.read_text()), **changed}))
+    assert [run["scenario"] for run in stopped_runs(options)] == kept
+    options.only = "one"
+    assert [run["scenario"] for run in stopped_runs(options)] == ["two"], "that one anew, whatever made the others"
