@@ -27,10 +27,8 @@ the cores' time was *stolen*: their host ran others.
 """
 
 import itertools
-import json
 import math
 import random
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -40,10 +38,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.shared.intervals import mean_and_ci95, winsorized
+from benchmarks.shared.intervals import mean_and_ci95, round_log_ratios, winsorized
 from benchmarks.shared.paths import ROOT
 from benchmarks.shared.processes import environment, run_directories, start
-from benchmarks.shared.results import commit, finish, kept_runs, parse, write
+from benchmarks.shared.reported import reported
+from benchmarks.shared.results import commit, finish, parse, stopped_runs, write
 from benchmarks.shared.stolen import Stolen
 from benchmarks.studies import LASTING_DIGITS, MANY_DIGITS, PLACEBO_DIGITS
 from benchmarks.windows.modes import ALONE, AWAKE, CACHE_PLACEBO, DEFAULTS, PLACEBO, PREEMPTIVE, WINDOWED, Windows
@@ -72,10 +71,7 @@ STEADY_STEPS, QUICK_STEADY_STEPS = 3000, 300
 def main() -> int:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
-    runs = kept_runs(options)
-    if options.json and options.json.exists() and not options.only:
-        kept = json.loads(options.json.read_text(encoding="utf-8"))
-        runs = kept["runs"] if kept["commit"] == commit() and kept["quick"] == options.quick else []
+    runs = stopped_runs(options)
     plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("cost", "long", "steady")]
     repeats = range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)
     plan += [(f"{job}_{kind}", i) for job in JOBS for kind in ("yield", "lasting") for i in repeats]
@@ -149,19 +145,8 @@ def _log_ratios(
     steps_ms: Sequence[Sequence[Any]], of: str, over: str, block_steps: int, wash_out_steps: int
 ) -> list[float]:
     """One log ratio per round. `steps_ms`: round, mode, number in its block, ms."""
-    rounds: dict[int, list[tuple[str, float]]] = defaultdict(list)
-    for round_, mode, at, ms in steps_ms:
-        if at >= wash_out_steps:
-            rounds[round_].append((mode, math.log(ms)))
-    near = winsorized([[log for _, log in own] for own in rounds.values()])
-    ratios = []
-    for own, logs in zip(rounds.values(), near, strict=True):
-        by_mode: dict[str, list[float]] = defaultdict(list)
-        for (mode, _), log in zip(own, logs, strict=True):
-            by_mode[mode].append(log)
-        if len(by_mode[of]) == len(by_mode[over]) == block_steps - wash_out_steps:
-            ratios.append(fmean(by_mode[of]) - fmean(by_mode[over]))
-    return ratios
+    counted = ((round_, mode, ms) for round_, mode, at, ms in steps_ms if at >= wash_out_steps)
+    return round_log_ratios(counted, of, over, block_steps - wash_out_steps)
 
 
 def _first_steps(steps_ms: Sequence[Sequence[Any]], mode: str) -> list[float]:
@@ -205,16 +190,7 @@ def _yield(job: str, study: Path, steps: int) -> dict[str, Any]:
     """One run as a user starts it."""
     with run_directories() as (run, pages):
         _train("launch.ds_squeeze", job, steps, _config(run, DEFAULTS, study), environment(pages))
-        command = [sys.executable, "-m", "squeezer", "report", str(run), "--json"]
-        report = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
-        keys = ("steps", "slowdown", "slowdown_ci95", "slowdown_pairs", "step_ms_alone", "alone_share")
-        side = report["side"]
-        return {
-            "commit": commit(),
-            "main": {key: report["main"][key] for key in keys},
-            "idle": report["bubbles"]["ratio"],
-            **{key: side[key] for key in ("yield", "fill", "harvest", "waterfall")},
-        }
+        return {"commit": commit(), **reported(run)}
 
 
 def _config(run: Path, text: str, study: Path) -> str:

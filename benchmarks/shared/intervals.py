@@ -1,7 +1,8 @@
 """Means and ratios with their 95% intervals."""
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median, stdev, variance
 
 from squeezer.policy.slowdown import DEVIATION_OF_MAD, FAR, NEVER_FAR
@@ -19,6 +20,29 @@ def winsorized(groups: Sequence[Sequence[float]]) -> list[list[float]]:
     return [
         [min(max(log, level - far), level + far) for log in group] for group, level in zip(groups, levels, strict=True)
     ]
+
+
+def round_log_ratios(steps: Iterable[tuple[int, str, float]], of: str, over: str, block_steps: int) -> list[float]:
+    """Per round, the log ratio of the mean step (geometric) in the block of one mode to that of another.
+
+    Args:
+        steps: (round, mode, ms) of each that counts. Those far from others of their round count as less far.
+        of: the mode that is judged.
+        over: the mode that it is compared with.
+        block_steps: how many steps of a block count. A round counts if it has as many of both.
+    """
+    rounds: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    for round_, mode, ms in steps:
+        rounds[round_].append((mode, math.log(ms)))
+    near = winsorized([[log for _, log in own] for own in rounds.values()])
+    ratios = []
+    for own, logs in zip(rounds.values(), near, strict=True):
+        by_mode: dict[str, list[float]] = defaultdict(list)
+        for (mode, _), log in zip(own, logs, strict=True):
+            by_mode[mode].append(log)
+        if len(by_mode[of]) == len(by_mode[over]) == block_steps:
+            ratios.append(fmean(by_mode[of]) - fmean(by_mode[over]))
+    return ratios
 
 
 Pairs = Sequence[tuple[float, float]]
