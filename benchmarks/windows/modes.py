@@ -8,6 +8,7 @@ import os
 import random
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple, Self
 
 ENVIRONMENT = "BENCHMARK_WINDOWS"
@@ -27,8 +28,19 @@ LOW_PRIORITY = "low_priority"
 NAIVE, SCHED_IDLE, STEP_GRAIN = "naive", "sched_idle", "step_grain"
 BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
 """Modes in which another process trains the same study."""
+NICENESS_19, LEAST_WEIGHT = "niceness_19", "least_weight"
+"""Naive co-location at the least priority: of the process, or of a control group (see `control_group`)."""
+FUSED = {"step_grain_8": 8, "step_grain_4": 4}
+"""Step grain with fewer fused trials, so with shorter steps. More than ours would suit ours too."""
+STEP_GRAINS = (STEP_GRAIN, *FUSED)
+GATELESS = (SCHED_IDLE, *STEP_GRAINS, NICENESS_19, LEAST_WEIGHT)
+"""Modes in which another process trains the same study without our gate, and does not share the core as an equal."""
+DEDICATED = "dedicated"
+"""Steps that do not count: in the first one the main job is stopped, and the dedicated rate is measured."""
 MODES = (*GATED, *BASELINES)
-_ALLOWED = (ALONE, AWAKE, *PLACEBOS, UNHOOKED, LOW_PRIORITY, *MODES)
+_ALLOWED = (ALONE, AWAKE, DEDICATED, *PLACEBOS, UNHOOKED, LOW_PRIORITY, NAIVE, *GATED, *GATELESS)
+
+_GATE_OF = {**{mode: mode for mode in GATED}, **dict.fromkeys(PLACEBOS, PREEMPTIVE)}
 
 DEFAULTS = """
 [side]
@@ -65,9 +77,10 @@ class Windows:
     In the warm-up the side task builds its trials, and the daemon learns how it overruns; where the cooperative mode is
     measured, the first half is cooperative, and all of it where no other gated mode is. `cycle` holds pairs of a mode
     and its number of steps, and repeats; if `shuffled`, each time in another order, which only the number of the cycle
-    decides.
+    decides, and in which only a first window of the mode `dedicated` stays where it is.
 
-    The daemon changes its plan in steps that are not gated, so between windows of two gated modes lies another one.
+    The daemon changes its plan in steps that are not gated, so between windows of two gated modes lies another one. A
+    placebo is gated as the preemptive mode is.
     """
 
     observe: int
@@ -80,14 +93,14 @@ class Windows:
         unknown = set(modes) - {*_ALLOWED}
         if unknown:
             raise ValueError(f"Windows.cycle has the modes {sorted(unknown)}: allowed: {_ALLOWED}")
-        if self.shuffled and len({*modes} & {*GATED}) > 1:
-            raise ValueError(f"Windows.cycle: {modes} cannot be shuffled; allowed: one mode of {GATED}")
-        if {*modes} & {*PLACEBOS} and {*modes} & {*GATED} != {PREEMPTIVE}:
+        gates = [_GATE_OF[mode] for mode in modes if mode in _GATE_OF]
+        if self.shuffled and len({*gates}) > 1 and not (modes[0] == DEDICATED and len(gates) + 1 < len(modes)):
             raise ValueError(
-                f"Windows.cycle: placebos among {modes}; allowed: beside {PREEMPTIVE} and no other of {GATED}"
+                f"Windows.cycle: {modes} cannot be shuffled; allowed: one mode of {GATED}, or several after "
+                f"{DEDICATED} and beside a mode that is not gated"
             )
-        for mode, after in zip(modes, [*modes[1:], modes[0]], strict=True):
-            if not self.shuffled and mode in GATED and after in GATED:
+        for mode, after in pairwise((*modes, modes[0])):
+            if not self.shuffled and _needs_another_plan(mode, after):
                 raise ValueError(f"Windows.cycle: {after} follows {mode}: another window must lie between them")
 
     @property
@@ -122,8 +135,9 @@ class Windows:
         raise AssertionError("the windows of a cycle are as long as the cycle")
 
     def next_gated(self, step: int) -> str:
-        """The mode of the first gated step from `step` on."""
-        return next(mode for later in range(step, step + 2 * self.length) if (mode := self.locate(later).mode) in GATED)
+        """The mode of the first gated step from `step` on, which for placebos is the preemptive one."""
+        modes = (self.locate(later).mode for later in range(step, step + 2 * self.length))
+        return next(_GATE_OF[mode] for mode in modes if mode in _GATE_OF)
 
     def environment(self) -> dict[str, str]:
         """The environment variable that passes the windows to other processes."""
@@ -136,6 +150,16 @@ class Windows:
         return cls(**{**fields, "cycle": tuple((mode, steps) for mode, steps in fields["cycle"])})
 
 
+def _needs_another_plan(mode: str, after: str) -> bool:
+    return mode in _GATE_OF and after in _GATE_OF and _GATE_OF[mode] != _GATE_OF[after]
+
+
 @lru_cache
 def _shuffled(cycle: tuple[tuple[str, int], ...], seed: int) -> list[tuple[str, int]]:
-    return random.Random(seed).sample(cycle, len(cycle))
+    """One of all orders in which no plan changes between two windows; each is as likely."""
+    draws = random.Random(seed)
+    first = [cycle[0]] if cycle[0][0] == DEDICATED else []
+    while True:
+        order = [*first, *draws.sample(cycle[len(first) :], len(cycle) - len(first))]
+        if not any(_needs_another_plan(mode, after) for (mode, _), (after, _) in pairwise(order)):
+            return order

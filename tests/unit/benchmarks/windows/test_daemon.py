@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.windows.daemon import FORECASTS, WindowedMachine
 from benchmarks.windows.modes import GATED, Windows
+from benchmarks.windows.modes import PLACEBOS as PLACEBO_MODES
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.page.plan import plan_slot, plan_steps, planned_permit
@@ -18,16 +19,32 @@ WINDOWS = Windows(observe=2, warm_up=4, cycle=(("preemptive", 3), ("alone", 2), 
 PLACEBOS = Windows(observe=2, warm_up=0, cycle=(("preemptive", 2), ("alone", 1), ("placebo", 1), ("cache_placebo", 1)))
 
 
+SHUFFLED = Windows(
+    observe=2,
+    warm_up=8,
+    cycle=(("dedicated", 2), *((mode, 3) for mode in ("preemptive", "placebo", "cooperative", "alone", "awake"))),
+    shuffled=True,
+)
+
+
+@pytest.fixture(params=[WINDOWS, SHUFFLED], ids=["in order", "shuffled"])
+def windows(request: pytest.FixtureRequest) -> Windows:
+    chosen: Windows = request.param
+    return chosen
+
+
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowedMachine]:
-    for name, value in WINDOWS.environment().items():
+def machine(windows: Windows, monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowedMachine]:
+    for name, value in windows.environment().items():
         monkeypatch.setenv(name, value)
     made = WindowedMachine(SqueezeTable().policy(GuardTable()))
     yield made
     made.validate()
 
 
-def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: WindowedMachine, tmp_path: Path) -> None:
+def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(
+    machine: WindowedMachine, windows: Windows, tmp_path: Path
+) -> None:
     page = Page.open(page_path(tmp_path / "pages", 0))
 
     def feed(event: Event) -> None:
@@ -39,14 +56,14 @@ def test_the_windowed_daemon_squeezes_in_gated_windows_as_each_says(machine: Win
 
     feed(SideChanged(Side.READY))
     feed(JobAttached())
-    for step in range(1, WINDOWS.first_step(3)):
-        mode = WINDOWS.locate(step).mode
+    for step in range(1, windows.first_step(20)):
+        mode = windows.locate(step).mode
         permit_ns, _ = planned_permit(page.words, step, 3)
         if step > 2:  # the first two are not forecast
-            assert bool(permit_ns) == (mode in GATED), (step, mode)
+            assert bool(permit_ns) == (mode in (*GATED, *PLACEBO_MODES)), (step, mode)
             assert not planned_permit(page.words, step, 7)[0], "too short"
         if permit_ns:
-            assert (permit_ns > 50_000_000) == (mode == "preemptive"), (step, mode)
+            assert (permit_ns > 50_000_000) == (mode in ("preemptive", "placebo")), (step, mode)
         feed(StepStarted(step))
         feed(BubbleEnded(3, "RECV_GRAD", 50_000_000))
         feed(BubbleEnded(7, "RECV_GRAD", 1_500_000))
