@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -21,10 +22,12 @@ from benchmarks.ghost.program import GhostShape
 from benchmarks.ghost.recording import read_recordings
 from benchmarks.ghost.stage import GhostStage
 from benchmarks.shared.toggle import Toggled
-from benchmarks.windows.modes import ENVIRONMENT, ORACLE, Windows
+from benchmarks.windows.baselines import ready_processes
+from benchmarks.windows.modes import ENVIRONMENT, ORACLE, STEP_GRAINS, Windows
 from ds_hooks import attach
 from ds_hooks.shared.page.file import Page, page_path, runtime_dir
 from ds_hooks.shared.page.layout import Field, SideActivity
+from ds_hooks.shared.processes.signals import WAKE_SIGNAL
 
 PATIENCE_S = 120.0
 
@@ -50,19 +53,29 @@ def wait_for_files(files: list[Path]) -> None:
         time.sleep(0.05)
 
 
-class Oracle:
-    """In the oracle's windows, a permit lasts to the true end of the wait, which a ghost knows in advance."""
+class WindowedWaits:
+    """What windows want when a wait begins.
 
-    def __init__(self, windows: Windows) -> None:
-        self._windows = windows
+    In the oracle's, a permit lasts to the true end of the wait, which a ghost knows in advance. In those of step grain,
+    its process is woken, as our hooks wake our side task.
+
+    Args:
+        windows: the windows of the run.
+        baselines: mode -> the process of its baseline.
+    """
+
+    def __init__(self, windows: Windows, baselines: Mapping[str, int]) -> None:
+        self._windows, self._baselines = windows, baselines
         self._page = Page.open(page_path(runtime_dir(), 0))
 
     def on_wait(self, arrival_ns: int) -> None:
-        """Set the open bubble's permit, in place of the planned one."""
+        """Set the open bubble's permit in place of the planned one, or wake a process."""
         words = self._page.words
-        is_squeezed = words[Field.BUBBLE] & 1 and words[Field.PERMIT_UNTIL_NS]
-        if is_squeezed and self._windows.locate(words[Field.STEP]).mode == ORACLE:
+        mode = self._windows.locate(words[Field.STEP]).mode
+        if mode == ORACLE and words[Field.BUBBLE] & 1 and words[Field.PERMIT_UNTIL_NS]:  # it is squeezed
             words[Field.PERMIT_UNTIL_NS] = arrival_ns
+        elif mode in STEP_GRAINS and mode in self._baselines:
+            os.kill(self._baselines[mode], WAKE_SIGNAL)
 
 
 def _options() -> argparse.Namespace:
@@ -150,7 +163,7 @@ def _train(stage: GhostStage, options: argparse.Namespace, halved: Timing | None
     steps = options.steps
     if ENVIRONMENT in os.environ:
         windows = Windows.of_environment()
-        stage.wire.on_wait = Oracle(windows).on_wait
+        stage.wire.on_wait = WindowedWaits(windows, ready_processes(options.wait_for)).on_wait
         cycles = max(options.least_cycles, round(options.seconds * 1e3 / stage.step_ms / windows.length))
         steps = steps or windows.first_step(cycles) - 1
     handle = attach(stage.engine)

@@ -1,13 +1,18 @@
 """The baselines of `bubble_utilization`: the same study, trained on the main job's cores without our gate.
 
-    naive        an ordinary process, never gated
-    sched_idle   the same in the kernel's idle class, which runs when nothing else wants the core
-    step_grain   as FreeRide gates: a whole training step runs, ungated, if 1.2 times its median fits into what is left
-                 of the forecast bubble. It polls every 10 ms while it waits, and at once after a step
+    naive         an ordinary process, never gated
+    niceness_19   the same at the least priority
+    least_weight  the same in a control group of the least weight
+    sched_idle    the same in the kernel's idle class, which runs when nothing else wants the core
+    step_grain    in the idle class, too, but gated by whole training steps, as FreeRide gates: a step runs if 1.2 times
+                  its median fits into what is left of the forecast bubble. A bubble of a ghost stage wakes it
+                  (`ghost/job.py`); besides, it looks every 10 ms, as FreeRide does, and at once after a step
+    step_grain_K  the same with K fused trials
 
-All start before the run and are stopped except in their own windows, so that they share one run. `step_grain` has our
-forecasts and our niceness; only the gate differs. In the first step of each ungated window the main job is stopped for
-a moment, in which the naive one measures the rate of a dedicated device.
+All start before the run and are stopped except in their own windows, so that they share one run. Step grain has our
+forecasts and our class; only the gate differs. In the first step of ungated windows, or of windows of the mode
+`dedicated` where there are any, the main job is stopped for a moment, in which the naive one measures the rate of a
+dedicated device.
 
 `Baselines` starts `python -m benchmarks.windows.baselines --study FILE --pages DIR --rank N --logs DIR` per rank.
 """
@@ -21,7 +26,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -29,9 +34,23 @@ from typing import TYPE_CHECKING
 
 from benchmarks.shared.paths import ROOT
 from benchmarks.windows.daemon import FORECASTS
-from benchmarks.windows.modes import BASELINES, GATED, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
+from benchmarks.windows.modes import (
+    DEDICATED,
+    FUSED,
+    GATED,
+    GATELESS,
+    LEAST_WEIGHT,
+    NAIVE,
+    NICENESS_19,
+    PLACEBOS,
+    SCHED_IDLE,
+    STEP_GRAINS,
+    Windows,
+)
 from ds_hooks.shared.page.file import Page, PageError, page_path
 from ds_hooks.shared.page.layout import Field
+from trials.gate.base import block_signals
+from trials.gate.process import nap, run_when_idle
 
 if TYPE_CHECKING:
     from trials.study import Study
@@ -50,6 +69,11 @@ STEP = struct.Struct("<qqq")
 def log_path(logs: Path, rank: int, name: str) -> Path:
     """A baseline's log of steps. A file with the suffix .pid appears beside it when it is ready."""
     return logs / f"baseline{rank}.{name}.steps"
+
+
+def ready_processes(ready_files: Iterable[Path]) -> dict[str, int]:
+    """Mode -> the process of its baseline, of one rank whose baselines are ready."""
+    return {file.name.split(".")[1]: int(file.read_text(encoding="ascii")) for file in ready_files}
 
 
 def find_page(pages: Path, rank: int) -> Page | None:
@@ -72,13 +96,27 @@ class Baselines(threading.Thread):
         env: the baselines' environment.
         study: the study that they train.
         logs: an existing directory for their logs.
+        least_weight: the file by which a process enters the control group of the baseline of that name.
+
+    Attributes:
+        names: the baselines: the naive one, and those that have windows.
     """
 
     def __init__(
-        self, *, pages: Path, ranks: int, windows: Windows, env: Mapping[str, str], study: Path, logs: Path
+        self,
+        *,
+        pages: Path,
+        ranks: int,
+        windows: Windows,
+        env: Mapping[str, str],
+        study: Path,
+        logs: Path,
+        least_weight: Path | None = None,
     ) -> None:
         super().__init__(daemon=True)
         self._pages, self._ranks, self._windows, self._logs = pages, ranks, windows, logs
+        self.names = (NAIVE, *(name for name in GATELESS if name in windows.modes))
+        self._measures_in = windows.modes & {DEDICATED} or windows.modes - {*GATED, *PLACEBOS}
         command = [
             sys.executable,
             "-m",
@@ -88,7 +126,8 @@ class Baselines(threading.Thread):
             "--pages",
             str(pages),
         ]
-        command += ["--logs", str(logs)]
+        command += ["--logs", str(logs), "--names", *self.names]
+        command += [] if least_weight is None else ["--least-weight", str(least_weight)]
         self._processes = [
             subprocess.Popen([*command, "--rank", str(rank)], env=dict(env), cwd=ROOT) for rank in range(ranks)
         ]
@@ -100,7 +139,7 @@ class Baselines(threading.Thread):
     def ready_files(self) -> list[Path]:
         """Files that exist once all baselines are ready, and stopped until their windows."""
         return [
-            log_path(self._logs, rank, name).with_suffix(".pid") for rank in range(self._ranks) for name in BASELINES
+            log_path(self._logs, rank, name).with_suffix(".pid") for rank in range(self._ranks) for name in self.names
         ]
 
     def run(self) -> None:
@@ -121,7 +160,8 @@ class Baselines(threading.Thread):
             position = self._windows.locate(words[Field.STEP])
             self._let_run(position.mode)
             # the first step of a window does not count, so it may be stopped
-            if position.mode not in GATED and position.cycle >= 0 and position.at == 0 and position[:2] not in measured:
+            is_first = position.cycle >= 0 and position.at == 0
+            if is_first and position.mode in self._measures_in and position[:2] not in measured:
                 measured.add(position[:2])
                 self._measure_dedicated(pages, position.cycle)
         for page in pages:
@@ -186,13 +226,13 @@ class Baselines(threading.Thread):
             return False
         for rank, main_pid in enumerate(mains):
             cores = os.sched_getaffinity(main_pid)
-            for name in BASELINES:
+            for name in self.names:
                 for thread in Path(f"/proc/{self._pid(rank, name)}/task").iterdir():
                     os.sched_setaffinity(int(thread.name), cores)
         return True
 
     def _let_run(self, mode: str | None) -> None:
-        wanted = mode if mode in BASELINES else None
+        wanted = mode if mode in self.names else None
         if wanted == self._running:
             return
         for name, number in ((self._running, signal.SIGSTOP), (wanted, signal.SIGCONT)):
@@ -215,9 +255,9 @@ class BubbleSteps:
         self._page: Page | None = None
 
     def wait(self, step_ns: float) -> None:
-        """Return when a step that takes `step_ns` fits."""
+        """Return when a step that takes `step_ns` fits. The gate's signals must be blocked."""
         while not self._fits(step_ns):
-            time.sleep(POLL_S)
+            nap(POLL_S)
 
     def _fits(self, step_ns: float) -> bool:
         self._page = self._page or find_page(self._pages, self._rank)
@@ -270,14 +310,16 @@ def main() -> None:
     parser.add_argument("--pages", type=Path, required=True)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--logs", type=Path, required=True)
+    parser.add_argument("--names", nargs="+", required=True)
+    parser.add_argument("--least-weight", type=Path)
     options = parser.parse_args()
+    block_signals()
 
     import optuna
     import torch
 
     from ds_hooks.shared.processes.parent import die_with_parent
     from trials.gate.base import OpenGate
-    from trials.gate.process import run_when_idle
     from trials.study import load_study
     from trials.training.group import TrialGroup
     from trials.training.member import build_member
@@ -287,17 +329,21 @@ def main() -> None:
     study = load_study(options.study)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     draws = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
-    own = NAIVE
-    for name in (SCHED_IDLE, STEP_GRAIN):
+    own, *others = options.names
+    for name in others:
         if os.fork() == 0:
             die_with_parent()
             own = name
             break
-    members = [build_member(study, k, study.suggest(draws.ask())) for k in range(study.rows)]
+    members = [build_member(study, k, study.suggest(draws.ask())) for k in range(FUSED.get(own, study.rows))]
     group = TrialGroup(study, members, OpenGate())
-    when_ready: Callable[[], object] = {SCHED_IDLE: run_when_idle, STEP_GRAIN: lambda: os.nice(19)}.get(own, int)
+    when_ready: Callable[[], object] = {
+        NICENESS_19: lambda: os.nice(19),
+        LEAST_WEIGHT: lambda: options.least_weight.write_text("0", encoding="ascii"),
+        **dict.fromkeys((SCHED_IDLE, *STEP_GRAINS), run_when_idle),
+    }.get(own, int)
     before_step: Callable[[float], object] = float
-    if own == STEP_GRAIN:
+    if own in STEP_GRAINS:
         before_step = BubbleSteps(options.pages, options.rank).wait
     _train(study, group, log_path(options.logs, options.rank, own), when_ready, before_step)
 
