@@ -1,14 +1,32 @@
-"""Slowdown of the main job and harvest of the side task, beside six other modes, for many scenarios.
+"""What squeezing costs ghost stages, and what it yields, by class of pipeline and beside baselines.
 
-Each scenario is one run in which windows alternate (`windows/modes.py`): nothing; ours, preemptive and
-cooperative; an oracle that knows each bubble's true end; and three baselines (`windows/baselines.py`): naive
-co-location, the kernel's idle class, and gating by whole steps as FreeRide does. Scenarios are a real two-rank job and
-stages of ghost pipelines: balanced, unbalanced, disturbed, and with several side tasks. Two of them are repeated beside
-one other mode. Ghosts show no delays that compound over ranks, and no CPU time of gloo's (`benchmarks.ghost_twins`).
+    python -m benchmarks.bubble_utilization [--quick] [--json FILE] [--only SCENARIO]
 
-Keys of the summary without a mode's name are those of the preemptive mode, the default.
+The classes are *long* bubbles, *many* micro-batches (twice as many as stages) and *dualpipev*. Each has a ghost stage,
+which is squeezed in several ways:
+
+- `…_arms`: one run in rounds of short blocks, in random order: *alone*, where the core sleeps through bubbles; *awake*,
+  where a process of the idle class spins and touches no memory; *placebos*, in which our side task goes through its
+  gate, but its units only spin, or (`long` only) only run through a buffer as large as the core's own cache; *ours*,
+  preemptive and cooperative; the kernel's *idle class* without our gate; *step grain*, as FreeRide gates, in the idle
+  class and woken by bubbles, with as many fused trials as ours and with fewer (`windows/baselines.py`).
+- `…_naive`: the same beside naive co-location at niceness 19, and in a control group of the least weight. Both upset
+  the forecasts, which cooperative gates and step grain need, so these are not among them.
+- `…_yield`: runs with all defaults, beside a study that is searched and pruned; their reports' yield, and what the rest
+  of the bubble time went to. `many_cooperative` is the same without preemption, as on a GPU.
+
+In blocks nothing is searched, and no trial ends: all do the same work. FILE is written after each run; if it was
+stopped, the same command at the same commit and on the same machine continues. Each run says which share of the cores'
+time was *stolen*: their host ran others. Ghosts show no delays that compound over ranks, and no CPU time of gloo's
+(`benchmarks.ghost_twins`); real jobs are for `benchmarks.real_jobs`.
+
+Further scenarios run with `--only` alone. In them windows come in a fixed order (`utilization/ghosts.py`): ours, an
+oracle that knows each bubble's true end, and baselines, beside a real job of two ranks and many ghost stages: balanced,
+unbalanced, disturbed, with several side tasks, with the guard on. Keys of their summary without a mode's name are those
+of the preemptive mode.
 """
 
+import random
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,10 +38,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.shared.paths import ROOT
-from benchmarks.shared.processes import environment, last_core, run_directories, start
-from benchmarks.shared.results import commit, finish, kept_runs, parse, write
-from benchmarks.studies import ENDLESS_DIGITS, VARIANT_DIGITS, variant_digits
-from benchmarks.utilization import guarded
+from benchmarks.shared.processes import environment, run_directories, start
+from benchmarks.shared.results import commit, finish, parse, stopped_runs, write
+from benchmarks.shared.stolen import Stolen
+from benchmarks.studies import ENDLESS_DIGITS, VARIANT_DIGITS
+from benchmarks.utilization import arm_figures, arms, guarded
+from benchmarks.utilization.ghost_run import WINDOWED_CONFIG, rank_logs, train_in_windows, write_config
 from benchmarks.utilization.ghosts import (
     BESIDE_WINDOWS,
     CYCLES_AFTER,
@@ -48,7 +68,6 @@ from benchmarks.windows.figures import (
 )
 from benchmarks.windows.modes import (
     ALONE,
-    BASELINES,
     COOPERATIVE,
     GATED,
     NAIVE,
@@ -58,75 +77,64 @@ from benchmarks.windows.modes import (
     STEP_GRAIN,
     Windows,
 )
-from squeezer.records.reader import load_run
 from squeezer.reports.report import build_report
 
 NAME = "bubble_utilization"
-CONFIG = """
-[squeeze]
-preemptive = true  # the windows decide (benchmarks/windows/daemon.py)
-[side]
-study = "{study}"
-[run]
-directory = "{run}"
-keep_mb = 4096
-calibrate_s = 0.0  # the baselines measure the dedicated rate
-[guard]
-enabled = false
-"""
-"""The configuration of every measured run. It switches off whatever could end squeezing in mid-run."""
+GHOSTS = {ghost.name: ghost for ghost in all_ghosts()}
+IN_WINDOWS = (REAL, *GHOSTS, *guarded.SCENARIOS)
 
 
 def main() -> None:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leaves nothing running
-    ghosts = {ghost.name: ghost for ghost in all_ghosts()}
-    names = [REAL, *ghosts, *guarded.SCENARIOS]
-    if options.only not in (None, *names):
-        raise SystemExit(f"--only {options.only}: no such scenario; allowed: {', '.join(names)}")
-    if options.quick and not options.only:
-        names = [REAL, "ghost_4_1_4"]
-    runs = kept_runs(options)
-    for name in names if options.only is None else [options.only]:
-        if name == REAL:
-            runs.append(_real(cycles=1 if options.quick else REAL_CYCLES))
-        elif name in guarded.SCENARIOS:
-            runs.append(guarded.measure(guarded.SCENARIOS[name]))
-        else:
-            least = (30.0, 3) if options.quick else (ghosts[name].seconds, GHOST_CYCLES)
-            runs.append(_ghost(ghosts[name], *least))
+    planned = _plan(options.only, quick=options.quick)
+    runs = stopped_runs(options)
+    for scenario, number in random.Random(0).sample(planned, len(planned)):
+        if any((run["scenario"], run.get("run", 0)) == (scenario, number) for run in runs):
+            continue
+        watched = Stolen()
+        measured = _measure(scenario, quick=options.quick)
+        runs.append({"scenario": scenario, "run": number, "stolen": round(watched.share(), 5), **measured})
         if options.json:  # a run that is cut short keeps its results
             write(NAME, options, runs, _summary(runs))
     finish(NAME, options, runs, _summary(runs))
-    if options.json:
+    if options.only not in IN_WINDOWS:
+        print(arm_figures.table(_summary(runs)))
+    elif options.json:
         write_figures(options.json)
+
+
+def _plan(only: str | None, *, quick: bool) -> list[tuple[str, int]]:
+    """(scenario, number of the run) of all that are to be measured."""
+    planned = arms.plan(quick=quick)
+    names = [*dict.fromkeys(scenario for scenario, _ in planned), *IN_WINDOWS]
+    if only not in (None, *names):
+        raise SystemExit(f"--only {only}: no such scenario; allowed: {', '.join(names)}")
+    if only in IN_WINDOWS:
+        return [(only, 0)]
+    return [each for each in planned if each[0] == only or (not only and (not quick or each[0].startswith(arms.LONG)))]
+
+
+def _measure(scenario: str, *, quick: bool) -> dict[str, Any]:
+    if scenario == REAL:
+        return _real(cycles=1 if quick else REAL_CYCLES)
+    if scenario in guarded.SCENARIOS:
+        return guarded.measure(guarded.SCENARIOS[scenario])
+    if scenario in GHOSTS:
+        least = (30.0, 3) if quick else (GHOSTS[scenario].seconds, GHOST_CYCLES)
+        return _ghost(GHOSTS[scenario], *least)
+    measured = arms.measure(scenario, quick=quick)
+    print(scenario, arm_figures.summary([{"scenario": scenario, **measured}]), file=sys.stderr, flush=True)
+    return measured
 
 
 def _ghost(ghost: Ghost, seconds: float, cycles: int) -> dict[str, Any]:
     """Run a ghost scenario for at least `seconds` and `cycles`."""
-    core = last_core()
     with run_directories() as (run, pages):
         study = VARIANT_DIGITS if ghost.side else ENDLESS_DIGITS
-        env = {**environment(pages), **ghost.windows.environment(), variant_digits.ENVIRONMENT: ghost.side or ""}
-        config = _config(run, study)
-        run.mkdir()
-        baselines = Baselines(pages=pages, ranks=1, windows=ghost.windows, env=env, study=study, logs=run)
-        command = [sys.executable, "-m", "benchmarks.ghost.job", *ghost.arguments(), "--core", core]
-        command += ["--seconds", str(seconds), "--least-cycles", str(cycles)]
-        command += ["--wait-for-side", "--wait-for", *map(str, baselines.ready_files)]
-        baselines.start()
-        with ExitStack() as ends:
-            ends.callback(baselines.close)
-            job = start(command, env, ends)
-            daemon = [sys.executable, "-m", "benchmarks.windows.daemon", "squeezer", "daemon"]
-            daemon += ["--config", str(config), "--job-pid", str(job.pid)]
-            squeezer = start(["taskset", "-c", core, *daemon], env, ends)
-            if job.wait() != 0:
-                raise RuntimeError(f"the ghost job ended with status {job.returncode}")
-            squeezer.wait(120)
-            ranks = _ranks(run, baselines, baselines.finish())
-        return _result(ghost.name, ghost.windows, run, ranks, disturbed=ghost.is_disturbed)
+        windows = ghost.windows
+        ranks = train_in_windows(ghost, windows, run, pages, study=study, seconds=seconds, cycles=cycles)
+        return _result(ghost.name, windows, run, ranks, disturbed=ghost.is_disturbed)
 
 
 def _real(*, cycles: int) -> dict[str, Any]:
@@ -140,7 +148,7 @@ def _real(*, cycles: int) -> dict[str, Any]:
             "-m",
             "benchmarks.windows.launcher",
             "--squeezer",
-            str(_config(run, ENDLESS_DIGITS)),
+            str(write_config(WINDOWED_CONFIG, run, ENDLESS_DIGITS)),
         ]
         command += ["--num_accelerators", "2", str(ROOT / "examples" / "pretrain.py"), "--steps", str(steps)]
         baselines = Baselines(pages=pages, ranks=2, windows=REAL_WINDOWS, env=env, study=ENDLESS_DIGITS, logs=logs)
@@ -150,21 +158,8 @@ def _real(*, cycles: int) -> dict[str, Any]:
             job = start(command, env, ends)
             if job.wait() != 0:
                 raise RuntimeError(f"the job ended with status {job.returncode}")
-            ranks = _ranks(run, baselines, baselines.finish())
+            ranks = rank_logs(run, baselines)
         return _result(REAL, REAL_WINDOWS, run, ranks, disturbed=False)
-
-
-def _config(run: Path, study: Path) -> Path:
-    path = run.parent / "squeezer.toml"
-    path.write_text(CONFIG.format(study=study, run=run), encoding="utf-8")
-    return path
-
-
-def _ranks(run: Path, baselines: Baselines, rates: Sequence[Mapping[int, float]]) -> list[RankLog]:
-    return [
-        RankLog(run=rank, baselines={name: baselines.steps(i, name) for name in BASELINES}, work_per_s=rates[i])
-        for i, rank in enumerate(load_run(run))
-    ]
 
 
 def _result(scenario: str, windows: Windows, run: Path, ranks: Sequence[RankLog], *, disturbed: bool) -> dict[str, Any]:
@@ -219,7 +214,7 @@ def _summary(all_runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     A scenario that is measured again beside one other mode counts once. Slowdowns have no figure over all scenarios:
     `utilization/class_figures.py` has them by class.
     """
-    summary: dict[str, Any] = {"plain_keys_are": PREEMPTIVE}
+    summary: dict[str, Any] = {"plain_keys_are": PREEMPTIVE, **arm_figures.summary(all_runs)}
     guards = [run for run in all_runs if "guarded" in run]
     if guards:
         summary["guarded"] = {run["scenario"]: _guarded(run) for run in guards}
@@ -269,4 +264,5 @@ def _guarded(run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # leaves nothing running
     main()

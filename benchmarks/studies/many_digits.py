@@ -13,4 +13,4 @@ class ManyDigits(Digits):
 
     trials = 100_000
     epochs = 20
-    rungs = (3, 7, 13)
+    rungs: tuple[int, ...] = (3, 7, 13)

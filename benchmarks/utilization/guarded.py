@@ -8,14 +8,14 @@ compound over ranks are not judged here.
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.shared.processes import environment, last_core, run_directories, start
+from benchmarks.shared.processes import environment, run_directories
 from benchmarks.shared.results import commit
 from benchmarks.studies import ENDLESS_DIGITS, UNRULY_DIGITS, unruly_digits
+from benchmarks.utilization.ghost_run import train, write_config
 from benchmarks.utilization.guarded_figures import guarded_steps, harvests, judge
 from squeezer.policy.margins import RECENT_STEPS
 from squeezer.records.reader import load_run
@@ -90,23 +90,14 @@ SCENARIOS = {
 
 def measure(scenario: Guarded) -> dict[str, Any]:
     """One run of a scenario; a minute or two."""
-    core = last_core()
-    with run_directories() as (run, pages), ExitStack() as ends:
+    with run_directories() as (run, pages):
         study = UNRULY_DIGITS if scenario.is_unruly else ENDLESS_DIGITS
         behaviour = f"{scenario.how}:{scenario.first_step}:{scenario.until_step}"
         env = {**environment(pages), unruly_digits.ENVIRONMENT: behaviour}
-        config, model = run.parent / "squeezer.toml", run.parent / "model.json"
         preemptive = str(scenario.preemptive).lower()
-        config.write_text(
-            CONFIG.format(retry_steps=RETRY_STEPS, preemptive=preemptive, study=study, run=run), encoding="utf-8"
-        )
-        command = [sys.executable, "-m", "benchmarks.ghost.job", *scenario.arguments(), "--core", core]
-        job = start([*command, "--wait-for-side", "--model", str(model)], env, ends)
-        daemon = ["taskset", "-c", core, sys.executable, "-m", "squeezer", "daemon", "--config", str(config)]
-        squeezer = start([*daemon, "--job-pid", str(job.pid)], env, ends)
-        if job.wait() != 0:
-            raise RuntimeError(f"the ghost job ended with status {job.returncode}")
-        squeezer.wait(120)
+        config = write_config(CONFIG, run, study, retry_steps=RETRY_STEPS, preemptive=preemptive)
+        model = run.parent / "model.json"
+        train([*scenario.arguments(), "--wait-for-side", "--model", str(model)], config, env)
         return _result(scenario, run, json.loads(model.read_text(encoding="utf-8")))
 
 

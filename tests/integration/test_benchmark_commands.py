@@ -16,7 +16,7 @@ COMMANDS = {
     "hooks_overhead": "ghost_4_1_4",
     "real_jobs": "denoise_cost",
     "ghost_twins": "denoise",
-    "bubble_utilization": "ghost_4_1_4",
+    "bubble_utilization": "long_arms",
     "shortest_bubble": "cooperative",
     "fusion": "mlp_32",
     "adapters": "peft_bert, shared",
