@@ -82,6 +82,15 @@ def test_what_is_wrong_is_said(statement: str, named: str, begun: SearchClient, 
     assert caught.value.status == USER_ERROR_STATUS, "to begin again would not help"
 
 
+def test_a_file_that_is_removed_is_not_waited_for(begun: SearchClient, tmp_path: Path) -> None:
+    (tmp_path / "study.db").unlink()
+    with pytest.raises(
+        SearchError, match=r"^study 's' is no longer in its storage .*: someone has deleted it"
+    ) as caught:
+        reports(begun, 0)
+    assert caught.value.status == USER_ERROR_STATUS
+
+
 def test_a_missing_table_is_not_waited_for(begun: SearchClient, tmp_path: Path) -> None:
     change(tmp_path, "DROP TABLE trial_intermediate_values")
     with pytest.raises(SearchError, match=r"study\.db cannot be used: .*no such table: trial_intermediate_values"):

@@ -206,15 +206,19 @@ def naming(storage: str) -> Iterator[None]:
 def is_away(error: BaseException) -> bool:
     """Whether an error means that the storage did not answer, or could not write, and may later."""
     return any(
-        (isinstance(each, (OperationalError, InterfaceError, InternalError)) and not _is_of_the_statement(each))
+        (isinstance(each, (OperationalError, InterfaceError, InternalError)) and not _is_for_good(each))
         or (isinstance(each, OSError) and each.errno in _PASSING)
         for each in _causes(error)
     )
 
 
-def _is_of_the_statement(error: DBAPIError) -> bool:
-    """Whether SQLite could not even read a statement: it has no such table. Its driver calls that operational too."""
-    return getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+def _is_for_good(error: DBAPIError) -> bool:
+    """Whether SQLite could not even read a statement, as there is no such table, or its file was removed or replaced.
+
+    Its driver calls that operational too.
+    """
+    for_good = sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY_DBMOVED
+    return getattr(error.orig, "sqlite_errorcode", None) in for_good
 
 
 def _found_us_slow(error: BaseException) -> bool:
