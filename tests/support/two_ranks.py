@@ -6,6 +6,7 @@ The launcher imports DeepSpeed twice before any rank starts, which takes half of
 import os
 import subprocess
 import sys
+from contextlib import suppress
 
 RANKS = 2
 
@@ -27,8 +28,9 @@ def main() -> int:
         ranks.append(subprocess.Popen([*python, *arguments], env=environment))
     failed = 0
     for _ in range(RANKS):
-        _, status = os.wait()
-        failed = failed or os.waitstatus_to_exitcode(status)
+        with suppress(ChildProcessError):  # both have ended, and `terminate` has noticed that
+            _, status = os.wait()
+            failed = failed or os.waitstatus_to_exitcode(status)
         if failed:
             for each in ranks:  # the other one would wait for it for ever
                 each.terminate()

@@ -10,12 +10,16 @@ import argparse
 import asyncio
 import copy
 import cProfile
+import ctypes
 import faulthandler
 import gc
 import os
 import pickle
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +35,15 @@ from torch.utils.data import DataLoader, Dataset
 WIDTH, BATCH, MICRO_BATCHES = 128, 32, 4
 PATIENT_STEPS, STEPS_EACH = 22, 4
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGHUP)
+MCL_CURRENT, MCL_FUTURE, MCL_ONFAULT = 1, 2, 4
+PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_TIMERSLACK, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 15, 29, 36, 38
+PRCTLS = (
+    (PR_SET_DUMPABLE, 0),
+    (PR_SET_NAME, b") Z ("),
+    (PR_SET_TIMERSLACK, 1),
+    (PR_SET_CHILD_SUBREAPER, 1),
+    (PR_SET_NO_NEW_PRIVS, 1),
+)
 
 
 def batches() -> Iterator[tuple[Tensor, Tensor]]:
@@ -179,6 +192,71 @@ class Script:
                 self.step()
             self.engine.eval_batch(self.data)
 
+    def with_another_priority_other_cores_and_blocked_signals(self) -> None:
+        cores = os.sched_getaffinity(0)
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(writing)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        os.setpriority(os.PRIO_PROCESS, 0, 5)
+        faulthandler.register(signal.SIGUSR2)
+        for chosen in (range(os.cpu_count() or 1), {min(cores)}, {max(cores)}, cores):
+            os.sched_setaffinity(0, chosen)
+            torch.set_num_threads(3 - torch.get_num_threads())
+            os.kill(os.getpid(), signal.SIGUSR1)
+            self.step()
+        torch.set_num_threads(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        faulthandler.unregister(signal.SIGUSR2)
+        signal.set_wakeup_fd(-1)
+        os.close(reading)
+        os.close(writing)
+
+    def with_what_a_process_may_ask_of_the_kernel_for_itself(self) -> None:
+        libc = ctypes.CDLL(None)
+        libc.mlockall(MCL_CURRENT | MCL_FUTURE | MCL_ONFAULT)
+        for number, value in PRCTLS:
+            libc.prctl(number, value, 0, 0, 0)
+        for _ in range(STEPS_EACH):
+            self.step()
+        libc.munlockall()
+
+    def beside_threads_that_fork(self) -> None:
+        is_over = threading.Event()
+
+        def fork() -> None:
+            while not is_over.wait(0.01):
+                child = os.fork()
+                if child == 0:
+                    os.closerange(3, 4096)
+                    os._exit(0)
+                os.waitpid(child, 0)
+                subprocess.run(["true"], preexec_fn=os.setsid, close_fds=False, check=True)
+
+        thread = threading.Thread(target=fork)
+        thread.start()
+        for _ in range(2 * STEPS_EACH):
+            self.step()
+        is_over.set()
+        thread.join()
+
+    def with_compiled_layers(self) -> None:
+        for layer in self.engine.module.modules():
+            if isinstance(layer, nn.Linear):
+                layer.compile(backend="eager")
+        for _ in range(STEPS_EACH):
+            self.step()
+
+    def with_checkpoints_that_are_loaded(self) -> None:
+        named: list[str | None] = [tempfile.mkdtemp() if torch.distributed.get_rank() == 0 else None]
+        torch.distributed.broadcast_object_list(named)
+        self.engine.save_checkpoint(named[0])
+        for _ in range(STEPS_EACH):
+            self.step()
+            self.engine.load_checkpoint(named[0])
+            self.step()
+        torch.distributed.barrier()
+        shutil.rmtree(str(named[0]), ignore_errors=True)
+
     def with_no_environment(self) -> None:
         os.chdir("/")
         for name in {*os.environ} - {"SQUEEZER_DIR"}:  # of which `patient.py` asks
@@ -198,6 +276,11 @@ WAYS: tuple[Callable[[Script], None], ...] = (
     Script.with_copies_of_the_engine,
     Script.with_loaders_of_all_kinds,
     Script.with_other_micro_batches_and_evaluations,
+    Script.with_another_priority_other_cores_and_blocked_signals,
+    Script.with_what_a_process_may_ask_of_the_kernel_for_itself,
+    Script.beside_threads_that_fork,
+    Script.with_compiled_layers,
+    Script.with_checkpoints_that_are_loaded,
     Script.with_no_environment,
 )
 
