@@ -12,7 +12,6 @@ from trials.fusion.errors import ApartError, RefusedError, is_out_of_memory
 from trials.fusion.graph.inputs import Inputs, arguments, moved
 from trials.fusion.graph.program import Program
 from trials.fusion.graph.trace import FORWARD
-from trials.fusion.own_code.inner import note_order
 from trials.fusion.own_code.mapped import Mapped
 from trials.fusion.own_code.streams import saved
 from trials.fusion.own_code.trees import apart, dims_of, heads
@@ -68,14 +67,11 @@ class Whole:
 
     def bind(self, rows: Rows) -> None:
         """See `Way`."""
-        self._rows = rows
         self._mapped.bind(rows)
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:
         """See `Way`."""
         by_name = dict(kwargs)
-        given = apart((args, by_name))[0]
-        note_order(self._rows, given, [per_trial] * len(given))
         return self._mapped.run(args, by_name, (dims_of(args, per_trial), dims_of(by_name, per_trial)))
 
     def declare_backward(self) -> None:

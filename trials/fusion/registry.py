@@ -40,8 +40,8 @@ class Layer(abc.ABC):
     free: ClassVar[bool] = False
     """Whether it does no device work, as a view does. Then it is not a unit, and the gate is not asked."""
 
-    draws: ClassVar[bool] = False
-    """Whether it draws a number for each element in training, in the order of memory."""
+    draws: bool = False
+    """Whether, as it was bound last, it draws a number for each element in training, in the order of memory."""
 
     may_share: ClassVar[bool] = False
     """Whether the memory of its output may be that of its input, as a view's is."""

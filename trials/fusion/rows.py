@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from trials.fusion.errors import FuseError
 from trials.fusion.own_code.backward import Backward
+from trials.fusion.own_code.drawing import Drawn
 from trials.fusion.own_code.reached import Reached
 from trials.fusion.row_moves import joined, parted, taken
 from trials.fusion.shared_base import HeldOnce, same_bits, spread
@@ -31,7 +32,7 @@ class Rows:
         rebind: lets all that holds these tensors take them anew, after `unshare`.
         again: long layers on a CPU call it between their parts, to ask the gate once more.
         settle: waits until all that the gate has let through has ended.
-        keeps_order: whether code that runs as a whole has had activations in the order of ``channels_last``.
+        drawn: see `trials.fusion.own_code.inner.Streams`.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Rows:
         self.aliases = aliases
         self.generators = generators
         self.reached, self.backward = Reached(), Backward()
-        self.unread, self.keeps_order = unread, False
+        self.unread = unread
+        self.drawn: list[Drawn] | None = None
         self.again: Callable[[], None] = ask_no_gate
         self.settle: Callable[[], None] = ask_no_gate
         self.rebind: Callable[[], None] = ask_no_gate

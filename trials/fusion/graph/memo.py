@@ -72,6 +72,14 @@ class LoneCall:
 
         return replace(self, args=tree_map(own, self.args), kwargs=tree_map(own, self.kwargs))
 
+    def run(self, module: nn.Module) -> Any:
+        """Return what `module` gives, on copies of all tensors, with PyTorch's own random numbers."""
+        self.ask()
+        own = {name: t.detach().clone().requires_grad_(t.requires_grad) for name, t in self.tensors.items()}
+        mark(own[name] for name, _ in module.named_parameters() if name in own)
+        call = self.copy()
+        return functional_call(module, own, call.args, call.kwargs)
+
     @property
     def signature(self) -> Hashable:
         """What a table may depend on."""

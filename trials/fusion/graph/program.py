@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import fx, nn
 
-from trials.fusion.graph.steps import CallStep, JointStep, LayerStep, Ref, State, Step, TensorStep, fill
+from trials.fusion.graph.steps import CallStep, JointStep, LayerStep, Ref, State, Step, TensorStep, fill, keep_orders
 from trials.fusion.graph.trace import layer_label, leaf_input
+from trials.fusion.layers.conv import draws
 from trials.fusion.layers.memory_order import kept_order
 from trials.fusion.own_code import autocast
 from trials.fusion.own_code.mapped import Mapped
@@ -54,16 +55,13 @@ class Program:
         if not self.forward_units:
             self._unit(f"{type(model).__name__} forward")
         self._mark_last_reads(graph)
-        draws = any(_draws(step) for step in self.steps)
-        for step in self.steps:
-            if isinstance(step, MappedStep):
-                step.keeps_order = draws
 
     def bind(self, rows: Rows) -> None:
         """Take the tensors of `rows`; called after they were built or changed."""
         self._size = rows.size
         for step in self.steps:
             step.bind(rows)
+        keep_orders(self.steps)
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:
         """Run all layers.
@@ -102,6 +100,7 @@ class Program:
                 yield step.layer.label, f"rule {type(step.layer).__name__}"
             elif isinstance(step, MappedStep):
                 yield step.mapped.label, step.mapped.way(step.reason)
+                yield from step.mapped.ways()
             elif isinstance(step, CallStep) and step.looped:
                 yield f"node '{step.node}'", autocast.REASON
             elif isinstance(step, CallStep) and step.vmapped:
@@ -188,13 +187,16 @@ class MappedStep(Step):
         """`args` and `kwargs` have a `Ref` for each node. `reason` is why there is no rule."""
         super().__init__(out)
         self.args, self.kwargs, self.mapped, self.reason, self.entered = args, kwargs, mapped, reason, entered
-        self.layer_label = mapped.label
-        self.keeps_order = False  # whether it matters how its output lies in memory
+        self.layer_label, self._draws = mapped.label, draws(mapped.module)
 
     def bind(self, rows: Rows) -> None:
         """See `Step`."""
         self._size = rows.size
         self.mapped.bind(rows)
+
+    def draws(self) -> bool:
+        """See `Step`."""
+        return self._draws
 
     def run(self, state: State) -> None:
         """See `Step`."""
@@ -207,13 +209,6 @@ class MappedStep(Step):
                 self.mapped.looped = "under vmap activations lose the order of channels_last, in which dropout draws"
         values[self.out] = self.mapped.run(args, kwargs, dims, self.entered)
         flags[self.out] = True
-
-
-def _draws(step: Step) -> bool:
-    """Whether a step draws random numbers, perhaps in the order of memory."""
-    if isinstance(step, LayerStep):
-        return step.layer.draws
-    return isinstance(step, CallStep) and step.rule is not None
 
 
 def _is_static(step: Step) -> bool:

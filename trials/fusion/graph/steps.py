@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from trials.fusion.errors import is_out_of_memory
 from trials.fusion.layers.memory_order import Orders
 from trials.fusion.own_code import autocast
+from trials.fusion.own_code.drawing import draws_for_each
 from trials.fusion.own_code.functional import ELEMENTWISE, JOINT, MOVED, aligned, cat
 from trials.fusion.own_code.trees import apart, heads
 from trials.fusion.registry import CALLS, CallRule, FuseError, JointLayer, Layer, arrange
@@ -47,9 +48,11 @@ class Step(abc.ABC):
 
     Attributes:
         layer_label: the layer that it runs; empty: none.
+        keeps_order: whether it matters how its output lies in memory. See `keep_orders`.
     """
 
     layer_label = ""
+    keeps_order = False
 
     def __init__(self, out: int) -> None:
         """A step that sets value `out`."""
@@ -59,9 +62,21 @@ class Step(abc.ABC):
     def bind(self, rows: Rows) -> None:  # noqa: B027 - most steps hold no tensors
         """Take the current tensors."""
 
+    def draws(self) -> bool:
+        """Whether it draws, or may draw, a number for each element of a tensor, in the order of memory."""
+        return False
+
     @abc.abstractmethod
     def run(self, state: State) -> None:
         """Compute the value and its flag."""
+
+
+def keep_orders(steps: Sequence[Step]) -> None:
+    """Let those of the `steps` keep the order in memory of the trial alone that are before one that draws."""
+    is_drawn = False
+    for step in reversed(steps):
+        step.keeps_order = is_drawn
+        is_drawn = is_drawn or step.draws()
 
 
 class TensorStep(Step):
@@ -114,6 +129,10 @@ class LayerStep(Step):
         state.values[self.out] = y
         state.flags[self.out] = per_trial
 
+    def draws(self) -> bool:
+        """See `Step`."""
+        return self.training and self.layer.draws
+
     def compute(self, state: State) -> tuple[Any, bool]:
         """Run the layer."""
         return self.layer.run(state.values[self.source], state.flags[self.source], self.training)
@@ -155,10 +174,12 @@ class CallStep(Step):
         self.elementwise = node.target in ELEMENTWISE and flat and not _found(kwargs)
         self.moved = MOVED.get(node.target) if bool(args) and isinstance(args[0], Ref) else None
         self.rule: CallRule | None = None
+        self._draws = False
         if node.target in CALLS:
             signature, self.rule = CALLS[node.target]
             self.inputs = arrange(f"node '{node.name}'", signature, args, kwargs)
             self.input_refs = [_found(value) for value in self.inputs]
+            self._draws = draws_for_each(node.target, dict(zip(signature.parameters, self.inputs, strict=True)))
         self.constant = not _found((args[1:], kwargs))
         self.flat = flat and not _found(kwargs)
         self.generators: list[torch.Generator] = []
@@ -181,9 +202,15 @@ class CallStep(Step):
         else:
             value = self._direct(state)
             value = self._vmapped(state) if value is NotImplemented else value
+            if self.keeps_order:
+                value = self._ordered(value, state)
             per_trial = isinstance(value, Tensor) or bool(apart(value)[0])
         values[self.out] = value
         flags[self.out] = per_trial
+
+    def draws(self) -> bool:
+        """See `Step`."""
+        return self._draws
 
     def _direct(self, state: State) -> Any:
         """Return the call's result without `vmap`, or NotImplemented."""
@@ -217,6 +244,22 @@ class CallStep(Step):
         except TypeError:
             return NotImplemented
 
+    def _ordered(self, value: Any, state: State) -> Any:
+        """Return a call's result with each trial's tensors in the order in memory that they have alone."""
+        values, flags = state.values, state.flags
+        given = [tensor for index in self.refs for tensor in apart(values[index])[0]]
+        found, together = apart(value)
+
+        def of_first(index: int) -> Any:
+            tensors, rebuild = apart(values[index])
+            return rebuild([tensor[0] for tensor in tensors]) if flags[index] else values[index]
+
+        def alone() -> list[Tensor]:
+            args, kwargs = fill((self.args, self.kwargs), of_first)
+            return apart(self.call(*args, **kwargs))[0]
+
+        return together(self.orders.as_alone(found, given, alone)) if found else value
+
     def _filled(self, first: int, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments from number `first` on, and those by name, with the values of nodes."""
         if self.flat:
@@ -229,11 +272,8 @@ class CallStep(Step):
         dim = self.args[1] if len(self.args) > 1 else self.kwargs.get("dim", 0)
         if not all(isinstance(part, Ref) for part in parts) or not isinstance(dim, int):
             return NotImplemented
-        tensors = [state.values[p.index] for p in parts]
-        joined = cat(tensors, [state.flags[p.index] for p in parts], dim)
-        if joined is None:
-            return NotImplemented
-        return self.orders.as_alone([joined], [tensors], lambda: [torch.cat([x_K[0] for x_K in tensors], dim)])[0]
+        joined = cat([state.values[p.index] for p in parts], [state.flags[p.index] for p in parts], dim)
+        return NotImplemented if joined is None else joined
 
     def _vmapped(self, state: State) -> Any:
         """Compute the call under `vmap`; trial by trial if there is one, or if autocast would cast otherwise."""
@@ -262,7 +302,7 @@ class CallStep(Step):
         try:
             if self.vmapped:
                 found = torch.vmap(one, randomness="error")(tensors_K)
-                return together[0](self.orders.as_alone(found, tensors_K, lambda: apart(alone(0))[0]))
+                return together[0](found)
             return autocast.trial_by_trial(alone, len(first), f"node '{self.node}'")
         except RuntimeError as error:
             if is_out_of_memory(error):

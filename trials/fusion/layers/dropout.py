@@ -209,7 +209,7 @@ class FusedDropout(Layer):
     """Dropout of K trials; the numbered kinds drop whole channels."""
 
     varying = ("p",)
-    may_share = draws = True
+    may_share = True
 
     def __init__(self, module: nn.Module, path: str) -> None:
         """See `Layer`."""
@@ -221,6 +221,7 @@ class FusedDropout(Layer):
         self.size = rows.size
         self.masks = Masks(rows.vector(self.path, "p"), rows.generators, rows.again)
         self.shares_in_some = self.masks.shares_in_some
+        self.draws = self.masks.any and self.axes is None
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """Any shape; in training, a shared input becomes one per trial, since the masks differ."""
@@ -235,7 +236,7 @@ class FusedAlphaDropout(Layer):
     """Dropout of K trials that keeps mean and variance; the feature kind drops whole channels."""
 
     varying = ("p",)
-    may_share = draws = True
+    may_share = True
 
     def __init__(self, module: nn.Module, path: str) -> None:
         """See `Layer`."""
@@ -247,6 +248,7 @@ class FusedAlphaDropout(Layer):
         self.size = rows.size
         self.masks = Masks(rows.vector(self.path, "p"), rows.generators, rows.again)
         self.shares_in_some = self.masks.shares_in_some
+        self.draws = self.masks.any and self.noise_ndim is None
 
     def run(self, x: Tensor, per_trial: bool, training: bool) -> tuple[Tensor, bool]:
         """Any shape (the feature kind: ``[B, C, ...]``); in training, a shared input becomes one per trial."""

@@ -54,26 +54,25 @@ class Orders:
 
     def __init__(self) -> None:
         """None is known yet."""
-        self._known: dict[object, list[Order]] = {}
+        self._known: dict[object, list[Order] | None] = {}  # None: they need no change
 
     def as_alone(
-        self, found_K: Sequence[Tensor], given_K: Sequence[Sequence[Tensor]], alone: Callable[[], Sequence[Tensor]]
+        self, found_K: Sequence[Tensor], given: Sequence[Tensor], alone: Callable[[], Sequence[Tensor]]
     ) -> list[Tensor]:
         """Return outputs of all trials in these orders.
 
         Args:
             found_K: the outputs.
-            given_K: the inputs. If none lies in an order that PyTorch's layers keep, neither do outputs.
+            given: the inputs, of all trials or shared. Orders depend on how they lie in memory.
             alone: computes the outputs of one trial; asked once for each form of the inputs.
         """
-        inputs = [x_K for own in given_K for x_K in own]
-        if not any(kept_order(x_K[0]) for x_K in inputs):
-            return list(found_K)
-        key = tuple((x_K.shape[1:], x_K.stride()[1:], x_K.dtype) for x_K in inputs)
+        key = tuple((x.shape, x.stride(), x.dtype) for x in given)
         if key not in self._known:
             with torch.no_grad():
-                self._known[key] = [order_of(y) for y in alone()]
-        return [as_ordered(y_K, order) for y_K, order in zip(found_K, self._known[key], strict=True)]
+                orders = [order_of(y) for y in alone()]
+            self._known[key] = None if orders == [order_of(y_K[0]) for y_K in found_K] else orders
+        known = self._known[key]
+        return list(found_K) if known is None else [as_ordered(*each) for each in zip(found_K, known, strict=True)]
 
 
 def reordered(x: Tensor, order: Order) -> Tensor:

@@ -41,7 +41,10 @@ def instead(
         return Value(function, rows.size)
     if (call := by_rule(function, args, kwargs, rows, together)) is not None:
         return call
-    return TrialByTrial(function) if function not in CALLS and has_parts(function, args, kwargs) else None
+    if function in CALLS or not has_parts(function, args, kwargs):
+        return None
+    together.looped.add(function.__name__)
+    return TrialByTrial(function)
 
 
 def by_rule(

@@ -1,5 +1,6 @@
 """Tells which functions draw random numbers, or may do so unseen."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch._ops import OpOverload, OpOverloadPacket
@@ -22,6 +23,28 @@ _ALL = frozenset((*RANDOM_NAMES, *_IN_PLACE))
 def draws_numbers(function: Any) -> bool:
     """Whether a function or method of PyTorch's draws random numbers, also in place."""
     return getattr(function, "__name__", "") in _ALL
+
+
+Drawn = tuple[tuple[int, ...], tuple[int, ...]]
+"""For what numbers were drawn: the shape of one trial's tensor, and its axes from the slowest to the fastest in memory,
+but for those of size 1."""
+
+
+def draws_for_each(function: Any, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call of a function, or of the method of that name, draws a number for each element of a tensor.
+
+    It does so in the order of memory. Dropout of channels draws for a small tensor that it makes itself.
+
+    Args:
+        function: see `draws_numbers`.
+        arguments: by their names, defaults included.
+    """
+    name, rate = getattr(function, "__name__", function), arguments.get("p")
+    is_off = arguments.get("training") is False or (isinstance(rate, (int, float)) and not rate)
+    return name in _FOR_EACH and not is_off
+
+
+_FOR_EACH = _ALL - {"dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"}
 
 
 def may_draw_unseen(function: Any) -> bool:

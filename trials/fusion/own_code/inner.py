@@ -1,7 +1,7 @@
 """Layers inside a forward that runs as a whole. Each leaves the `vmap` around it, and is a unit of its own."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -11,8 +11,10 @@ from torch.utils._pytree import tree_flatten
 
 from trials.fusion.graph.observer import comparing
 from trials.fusion.graph.tracer import settings
-from trials.fusion.layers.conv import as_alone, draws
-from trials.fusion.layers.memory_order import FORMATS, Order, kept_order
+from trials.fusion.layers.conv import as_alone
+from trials.fusion.layers.memory_order import order_of
+from trials.fusion.own_code.drawing import Drawn, draws_for_each
+from trials.fusion.own_code.streams import continue_from, note
 from trials.fusion.own_code.together import tensor_entries
 from trials.fusion.own_code.trees import apart, dims_of
 from trials.fusion.registry import CALLS, FuseError, JointLayer, Layer, arrange
@@ -32,6 +34,9 @@ class OwnCode(Protocol):
     def way(self, reason: str) -> str:
         """Return how the layer is computed. `reason` is why it has no rule."""
 
+    def ways(self) -> Iterator[tuple[str, str]]:
+        """Yield what is computed otherwise inside, and how."""
+
 
 class Inner:
     """A layer inside a whole model."""
@@ -50,7 +55,6 @@ class Inner:
         self._apart: list[tuple[Tensor, int]] = []
         self._inside = list(module.modules())
         self._settings = self._found()
-        self._draws = self.training and (rule.draws if isinstance(rule, Layer) else draws(module))
 
     def bind(self, rows: Rows) -> None:
         """See `Layer.bind`."""
@@ -62,14 +66,12 @@ class Inner:
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> tuple[Any, Any]:
         """Return the output, and its `vmap` dimensions."""
-        if self._draws:
-            every = (*args, *kwargs.values()), (*dims[0], *dims[1].values())
-            refuse_lost_order(self._rows, every[0], [dim == 0 for dim in every[1]], self.units.name.split()[0])
         if not isinstance(self.rule, Layer) or self.mapped is not None:
             assert self.mapped is not None  # there is one wherever there is no rule
             output = self.mapped.run(args, kwargs, dims)
             self.units.seen(output)
             return output, dims_of(output, per_trial=True)
+        self._note_drawn(args, kwargs, dims)
         if isinstance(self.rule, JointLayer):
             inputs, found = self.rule.arrange(args, kwargs), self.rule.arrange(*dims)
             flags = _owned(inputs, found)
@@ -81,7 +83,6 @@ class Inner:
                 raise FuseError(f"module '{self.rule.label}' is called with {len(inputs)} inputs; allowed: one tensor")
             self.units.enter()
             output, per_trial = self.rule.run(inputs[0], found[0] == 0, self.training)
-            note_order(self._rows, [output], [per_trial])
             if self.training and self.rule.shares_in_some:
                 if where := comparing(sys._getframe()):
                     raise FuseError(f"{where} compares by `is`, and in trials whose rate is 0 the output is the input")
@@ -89,6 +90,27 @@ class Inner:
         self.units.seen(output, per_trial)
         self.units.before_backward(output)
         return output, dims_of(output, per_trial)
+
+    def run_alone(self, args: Any, kwargs: Any, row: int) -> Any:
+        """Return the output for the trial in `row`, whose code runs for it alone, with PyTorch's random numbers."""
+        stream, drawn = self._rows.generators[row], self._rows.drawn
+        note(stream)  # whatever runs while the gate is closed may draw random numbers too
+        self.units.enter()
+        continue_from(stream)
+        if self.mapped is None:
+            self._note_drawn(args, kwargs, ((None,) * len(args), dict.fromkeys(kwargs)))
+            self._rows.drawn = None  # a rule has nothing noted inside
+        output = self.forward(*args, **kwargs)
+        self._rows.drawn = drawn
+        if drawn is None:
+            self.units.seen(output, per_trial=False, row=row)
+        self.units.before_backward(output)
+        return output
+
+    def _note_drawn(self, args: Any, kwargs: Any, dims: Any) -> None:
+        if self._rows.drawn is not None and self.training and isinstance(self.rule, Layer) and self.rule.draws:
+            owned = [dim == 0 for dim in (*dims[0], *dims[1].values())]
+            note_drawn(self._rows, (*args, *kwargs.values()), owned)
 
     def check(self) -> None:
         """Check that the code around it has not changed it for this call.
@@ -113,9 +135,15 @@ class Inner:
         seen, self._apart = self._apart, []
         return any(_version(tensor) != version for tensor, version in seen)
 
-    def way(self) -> str:
-        """Return how it is computed."""
-        return f"rule {type(self.rule).__name__}" if self.mapped is None else self.mapped.way(str(self.rule))
+    def ways(self, looped: str) -> Iterator[tuple[str, str]]:
+        """Yield it, and looped calls in its code, and how each is computed: one by one if all code is `looped`."""
+        if looped:
+            way = f"loop over trials: {looped}"
+        else:
+            way = f"rule {type(self.rule).__name__}" if self.mapped is None else self.mapped.way(str(self.rule))
+        yield self.units.name.removesuffix(" forward"), way
+        if self.mapped is not None and not looped:
+            yield from self.mapped.ways()
 
 
 class Streams(Protocol):
@@ -123,11 +151,11 @@ class Streams(Protocol):
 
     Attributes:
         generators: they.
-        keeps_order: whether some tensor lies as ``channels_last`` has it; see `note_order`.
+        drawn: for what numbers were drawn, while that is noted. See `note_drawn`.
     """
 
     generators: list[torch.Generator]
-    keeps_order: bool
+    drawn: list[Drawn] | None
 
 
 class Call:
@@ -142,7 +170,9 @@ class Call:
         signature, call = CALLS[self._function]
         inputs, found = (arrange(self._function.__name__, signature, *given) for given in ((args, kwargs), dims))
         owned = _owned(inputs, found)
-        refuse_lost_order(self._streams, inputs, owned, self._function.__name__)
+        named = dict(zip(signature.parameters, inputs, strict=True))
+        if self._streams.drawn is not None and draws_for_each(self._function, named):
+            note_drawn(self._streams, inputs, owned)
         output, per_trial = call(inputs, owned, self._streams.generators)
         return output, dims_of(output, per_trial)
 
@@ -178,32 +208,19 @@ class Calls(TorchFunctionMode):
             raise FuseError(f"the code catches {self._error}")
 
 
-def note_order(streams: Streams, values: Sequence[Any], owned: Sequence[bool]) -> None:
-    """Note whether one of the `values`, those that are `owned` with the axis K, lies as ``channels_last`` has it."""
-    if not streams.keeps_order:
-        streams.keeps_order = any(_orders(values, owned))
+def note_drawn(streams: Streams, values: Sequence[Any], owned: Sequence[bool]) -> None:
+    """Note, if `streams` do, that a number is drawn for each element of each tensor among `values`.
 
-
-def refuse_lost_order(streams: Streams, values: Sequence[Any], owned: Sequence[bool], name: str) -> None:
-    """Refuse to draw for activations of which it is not known how they lie in the trial alone.
-
-    Raises:
-        FuseError: others lie as ``channels_last`` has it, and these may, too: `vmap` changes the order.
+    Those that are `owned` have the axis K.
     """
-    if streams.keeps_order and not all(_orders(values, owned)):
-        raise FuseError(
-            f"'{name}' draws in the order of memory, and under vmap activations lose that of channels_last; allowed: "
-            "a forward that can be traced"
-        )
+    if streams.drawn is not None:
+        tensors = [x[0] if own else x for x, own in zip(values, owned, strict=True) if isinstance(x, Tensor)]
+        streams.drawn += [_drawn(x) for x in tensors]
 
 
-def _orders(values: Sequence[Any], owned: Sequence[bool]) -> list[Order]:
-    """Return the orders of tensors that may have another than the plain one."""
-    rows = [x[0] if own else x for x, own in zip(values, owned, strict=True) if isinstance(x, Tensor)]
-    return [kept_order(x) for x in rows if x.ndim in _KEEPING]
-
-
-_KEEPING = {len(order) for order in FORMATS if order is not None}
+def _drawn(x: Tensor) -> Drawn:
+    order = order_of(x) or range(x.ndim)
+    return tuple(x.shape), tuple(axis for axis in order if x.shape[axis] > 1)
 
 
 def _version(tensor: Tensor) -> int:

@@ -22,9 +22,10 @@ from trials.fusion.own_code import one_by_one
 from trials.fusion.own_code.asked import asking, own_attributes
 from trials.fusion.own_code.below import below
 from trials.fusion.own_code.calls import Outside, instead
+from trials.fusion.own_code.draw_orders import DrawOrders
 from trials.fusion.own_code.inner import Calls, Inner
 from trials.fusion.own_code.one_by_one import ChangedError, OneByOne, fits, in_slots, mark, slots
-from trials.fusion.own_code.streams import continue_from, drawing_from, foreign_streams, note, refuse_foreign, saved
+from trials.fusion.own_code.streams import drawing_from, foreign_streams, refuse_foreign, saved
 from trials.fusion.own_code.template import template, without_data
 from trials.fusion.own_code.together import Together
 from trials.fusion.own_code.trees import apart, hide_objects, of_row, refuse_own_kinds, stack
@@ -77,7 +78,7 @@ class Mapped:
         self._inner: dict[str, Inner] = {}
         self._row: Tensor | None = None
         self._stream: torch.Generator | None = None
-        self._together, self._changing = Together(self._inner), set[str]()
+        self._together, self._orders, self._changing = Together(self._inner), DrawOrders(is_inside), set[str]()
         self._seen = is_graph = isinstance(self.module, fx.GraphModule)  # what tracing saw needs no second look
         self.memo = Memo(nn.Module() if is_graph else self.module, path)
         self._plain, self._is_inside, self._unlike = self.module, is_inside, 0
@@ -106,9 +107,7 @@ class Mapped:
             own = LayerUnits(units, f"{label(module, path)} forward")
             mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, own, is_inside=True)
             self._inner[path] = Inner(rule, mapped, own, module, self.module)
-        for path, inner in self._inner.items():
-            module = self.module.get_submodule(path)
-            module.forward = self._leaving(module, inner)
+            module.forward = self._leaving(self._inner[path])
         return [inner.units for inner in self._inner.values()]
 
     def bind(self, rows: Rows) -> None:
@@ -129,10 +128,10 @@ class Mapped:
             inner.bind(rows)
 
     def ways(self) -> Iterator[tuple[str, str]]:
-        """Yield the layers inside, and how each is computed."""
+        """Yield the layers and looped calls inside, and how each is computed."""
         for inner in self._inner.values():
-            way = f"loop over trials: {self.looped}" if self.looped else inner.way()
-            yield inner.units.name.removesuffix(" forward"), way
+            yield from inner.ways(self.looped)
+        yield from () if self.looped else self._together.ways(self.label)
 
     def way(self, reason: str) -> str:
         """Return how the module is computed. `reason` is why it has no rule."""
@@ -238,11 +237,22 @@ class Mapped:
         mapped = torch.vmap(one, in_dims=(0, axes, 0, *dims), randomness="error")
         # a backward may need what a replaced buffer was before
         own = {name: t.clone() if name in self._changing else t for name, t in self._buffers.items()}
-        outputs, replaced = mapped(rows, parameters, own, args, kwargs)
-        for name, tensor in replaced.items():
-            self._buffers[name].data.copy_(tensor.detach())
-        self._put_back(0, reshaped, args, kwargs, dims, by_vmap=True)
+        with self._orders.compared(self._rows, (args, kwargs), partial(self._draw_alone, args, kwargs, dims)):
+            outputs, replaced = mapped(rows, parameters, own, args, kwargs)
+            for name, tensor in replaced.items():
+                self._buffers[name].data.copy_(tensor.detach())
+            self._put_back(0, reshaped, args, kwargs, dims, by_vmap=True)
         return self._rows.backward.lend(together[0](outputs), None, self.units)
+
+    def _draw_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> None:
+        """Run the first trial by itself, on copies, to see for what it draws."""
+        self._row = None
+        self._varying.set_row(0)
+        with self._drawing_from(self._rows.generators[0]):
+            self._lone_call(0, args, kwargs, dims).run(self.module)
+        self._varying.set_common()
+        self._set_modes()
+        self.memo.kept.put_back()
 
     def _trials(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any], restore: Callable[[], None] | None
@@ -260,13 +270,7 @@ class Mapped:
         reached, rows = self._rows.reached, OneByOne(self._parameters, self._buffers, self._changing, self._once)
         rows.watch(reached)
         first, asked = self._rows.backward.first, ([], []) if self._seen else rows.asked
-        inputs_K = [
-            [leaf] * self._rows.size if dim is None else [leaf[row] for row in range(self._rows.size)]
-            for leaf, dim in zip(leaves, owned, strict=True)
-        ]
-        for leaf, dim, own_inputs in zip(leaves, owned, inputs_K, strict=True):
-            if dim is not None:
-                reached.watch(leaf, own_inputs)
+        inputs_K = one_by_one.split(leaves, owned, self._rows.size, reached)
         outputs = []
         for row, generator in enumerate(self._rows.generators):
             if row:
@@ -341,11 +345,13 @@ class Mapped:
         for path in self._inner if by_vmap else ():
             if any(each == path or each.startswith(f"{path}.") for each, _ in attributes):
                 raise KeepsInsideError(path)
+        settings = {path: {name: own[row] for name, own in table.items()} for path, table in self._rows.vectors.items()}
+        self.memo.prove(self._plain, settings, self._lone_call(row, args, kwargs, dims), attributes)
+
+    def _lone_call(self, row: int, args: Any, kwargs: Any, dims: tuple[Any, Any]) -> LoneCall:
         tensors = {name: tensor[row] for table in (self._parameters, self._buffers) for name, tensor in table.items()}
         own_args, own_kwargs = of_row((args, kwargs), dims, row)
-        call = LoneCall(tensors, own_args, own_kwargs, self._rows.generators[row], self.units.enter)
-        settings = {path: {name: own[row] for name, own in table.items()} for path, table in self._rows.vectors.items()}
-        self.memo.prove(self._plain, settings, call, attributes)
+        return LoneCall(tensors, own_args, own_kwargs, self._rows.generators[row], self.units.enter)
 
     def _set_modes(self) -> None:
         """Set all modules to their modes, which a forward may have changed."""
@@ -379,7 +385,7 @@ class Mapped:
         finally:
             self._row = row
 
-    def _leaving(self, module: nn.Module, inner: Inner) -> Callable[..., Any]:
+    def _leaving(self, inner: Inner) -> Callable[..., Any]:
         """Return a replacement for the `forward` of an inner layer."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -389,12 +395,6 @@ class Mapped:
                 return self._below(inner, args, kwargs)
             if self._stream is None:
                 return inner.forward(*args, **kwargs)
-            note(self._stream)  # whatever runs while the gate is closed may draw random numbers too
-            inner.units.enter()
-            continue_from(self._stream)
-            output = inner.forward(*args, **kwargs)
-            inner.units.seen(output, per_trial=False, row=self._rows.generators.index(self._stream))
-            inner.units.before_backward(output)
-            return output
+            return inner.run_alone(args, kwargs, self._rows.generators.index(self._stream))
 
         return call

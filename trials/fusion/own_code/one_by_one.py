@@ -101,6 +101,16 @@ class OneByOne:
                 self._stacked[name].data[row].copy_(tensors[name].detach())
 
 
+def split(leaves: Sequence[Any], owned: Sequence[int | None], size: int, reached: Reached) -> list[list[Any]]:
+    """Return each input of `size` trials for one after another. Those that are not `owned`, by None, are shared."""
+    found = []
+    for leaf, dim in zip(leaves, owned, strict=True):
+        found.append([leaf] * size if dim is None else [leaf[row] for row in range(size)])
+        if dim is not None:
+            reached.watch(leaf, found[-1])
+    return found
+
+
 def slots(inside: Mapping[str, nn.Module], stacked: Callable[[str], Tensor]) -> list[Slot]:
     """Return the slots of the modules `inside` a module, by path. `stacked` gives a name's tensor of all trials."""
     found: list[Slot] = []

@@ -17,6 +17,7 @@ from trials.fusion.graph.surroundings import (
     replaced,
     without_recomputing,
 )
+from trials.fusion.own_code.autocast import REASON
 from trials.fusion.own_code.drawing import may_draw_unseen
 from trials.fusion.own_code.streams import drawing_nothing
 from trials.fusion.own_code.trees import refuse_own_kinds
@@ -46,13 +47,22 @@ class Shares(Protocol):
 
 
 class Together:
-    """The rules for one run under `vmap`. Enter it inside the function that is mapped."""
+    """The rules for one run under `vmap`. Enter it inside the function that is mapped.
+
+    Attributes:
+        looped: the names of functions that the code has called for one trial after another.
+    """
 
     def __init__(self, layers: Mapping[str, Shares]) -> None:
         """For code that calls these layers."""
-        self._layers = layers
+        self._layers, self.looped = layers, set[str]()
         self._given: dict[str, Tensor] = {}
         self._versions: Callable[[], object] = lambda: None
+
+    def ways(self, label: str) -> Iterator[tuple[str, str]]:
+        """Yield each such function in the code called `label`, and how it is computed."""
+        for name in sorted(self.looped):
+            yield f"{name} in {label}", REASON
 
     def given(
         self, tensors: Mapping[str, Tensor], replaced: Collection[str], versions: Callable[[], object]

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from trials.fusion.compared.reads import PLAIN
 from trials.fusion.graph.observer import Observer, refuse_questions
-from trials.fusion.graph.steps import CallStep, Ref
+from trials.fusion.graph.steps import CallStep, Ref, keep_orders
 from trials.fusion.graph.surroundings import kept
 from trials.fusion.graph.tracer import Tracer, recording
 from trials.fusion.own_code.streams import kept_streams
@@ -61,6 +61,7 @@ def _steps_in(graph: fx.Graph) -> tuple[list[CallStep], int]:
     for node in graph.nodes:
         if node.op == "output":
             result = node.args[0]
+            keep_orders(steps)
             return (steps, index[result]) if isinstance(result, fx.Node) else ([], 0)
         if node.op in ("call_function", "call_method") and not _changes_its_input(node):
             args, kwargs = (fx.node.map_arg(value, refer) for value in (node.args, node.kwargs))

@@ -16,7 +16,9 @@ from trials.fusion.graph.surroundings import as_written, reentrant_checkpoint, w
 from trials.fusion.own_code import autocast
 from trials.fusion.own_code.below import below
 from trials.fusion.own_code.calls import by_rule
-from trials.fusion.own_code.inner import Calls, note_order
+from trials.fusion.own_code.draw_orders import DrawOrders
+from trials.fusion.own_code.drawing import Drawn
+from trials.fusion.own_code.inner import Calls
 from trials.fusion.own_code.reached import Reached
 from trials.fusion.own_code.streams import drawing_from, drawing_nothing, foreign_streams, refuse_foreign, saved
 from trials.fusion.own_code.together import Together
@@ -72,6 +74,7 @@ class Scalar:
         self._stepped: tuple[int, bool] | None = None
         self._params: tuple[list[Any], Params] | None = None
         self._proven: set[object] = {()}
+        self._orders = DrawOrders()
 
     def __call__(
         self,
@@ -176,7 +179,7 @@ class Scalar:
                 refuse_own_kinds(targets)
                 params = self._split(params_K)
                 self._prove(outputs, targets, generators, per_trial, params_K, params)
-                return self._by_vmap(outputs, targets, generators, per_trial, params)
+                return self._by_vmap(outputs, targets, generators, per_trial, params_K, params)
             except RefusedError:
                 raise
             except Exception as error:
@@ -214,7 +217,7 @@ class Scalar:
             return
         restore = saved({}, generators)  # both draw the same
         with torch.no_grad():
-            by_vmap = self._by_vmap(_copied(outputs), _copied(targets), generators, per_trial, params)
+            by_vmap = self._by_vmap(_copied(outputs), _copied(targets), generators, per_trial, params_K, params)
             restore()
             by_loop = self._by_loop(_copied(outputs), _copied(targets), generators, per_trial, params_K)
             restore()
@@ -228,11 +231,11 @@ class Scalar:
         targets: Any,
         generators: Sequence[torch.Generator],
         per_trial: bool,
+        params_K: Sequence[Any],
         params: Params | None,
     ) -> Any:
         tensors, together = apart(outputs)
         rules, streams = Together({}), _Streams(list(generators))
-        note_order(streams, tensors, [True] * len(tensors))
         numbers_K = [] if params is None else params.numbers(*_kind(tensors))
         rows = torch.arange(len(generators), device=tensors[0].device)
         inside: list[Tensor] = []
@@ -256,7 +259,11 @@ class Scalar:
                 return self._function(together(own), own_targets, **named)
 
         dims, before = (0, 0, dims_of(targets, per_trial), 0), _versions(numbers_K)
-        with as_written():
+
+        def alone() -> Any:
+            return self._lone_calls(outputs, targets, generators, per_trial, params_K)[0](self._function)
+
+        with self._orders.compared(streams, (outputs, targets), alone), as_written():
             found = torch.vmap(one, dims, randomness="error")(rows, tensors, targets, numbers_K)
         if params is not None and _versions(numbers_K) != before:
             params.forget_numbers()
@@ -316,7 +323,7 @@ class _Streams:
     """See `trials.fusion.own_code.inner.Streams`."""
 
     generators: list[torch.Generator]
-    keeps_order: bool = False
+    drawn: list[Drawn] | None = None
 
 
 def _copied(value: Any) -> Any:

@@ -128,12 +128,28 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch norm": lambda y: functional.batch_norm(y, None, None, training=True),
     "convolution": lambda y: functional.conv2d(y, y.new_full((2, 6, 3, 3), 0.1)),
     "a part": lambda y: torch.cat([y, y[:, :1]], 1),
+    "tokens": lambda y: functional.pad(y, (1, 1, 1, 1)).flatten(2).transpose(1, 2),
 }
+CALLS["pairs"] = lambda y: (y.topk(1, 1)[0].expand_as(y) + y).unfold(-1, 2, 1).flatten(-2)
+LOSE = set(CALLS) - {"pairs"}
+"""Those that lose the order of channels_last under vmap."""
+LOOPED = "loop over trials: FuseError: it draws random numbers in the order of memory"
 
 
 class Noise(nn.Module):
     def forward(self, y: Tensor) -> Tensor:
         return y + torch.randn_like(y) if self.training else y
+
+
+class Own(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.call(y) if self.training else y
 
 
 class Called(nn.Module):
@@ -159,9 +175,55 @@ class Untraced(Called):
 def test_calls_keep_the_order(name: str, kind: type[Called], drop: Callable[[Tensor], Tensor]) -> None:
     group = assert_fused_is_solo(lambda n: kind(CALLS[name], drop), _data(last=True), optimizer="sgd")
     if kind is Untraced:
-        assert "lose that of channels_last" in group.ways()[0][1]
+        assert (LOOPED in group.ways()[0][1]) == (name in LOSE)
     else:
         assert not any(how.startswith("loop") for _, how in group.ways())
+
+
+OFF: dict[str, Callable[[Tensor], Tensor]] = {
+    "a rate of 0": nn.Dropout(0.0),
+    "a rate of 0 in a function": lambda y: functional.dropout(y, 0.0),
+    "no training": lambda y: functional.dropout(y, 0.5, training=False),
+    "whole channels": nn.Dropout2d(0.4),
+    "whole channels in a function": lambda y: functional.dropout2d(y, 0.4),
+    "attention": lambda y: functional.scaled_dot_product_attention(y, y, y, dropout_p=0.4),
+}
+
+
+@pytest.mark.parametrize("name", OFF)
+def test_what_does_not_draw_in_the_order_of_memory_costs_no_loop(name: str) -> None:
+    group = assert_fused_is_solo(lambda n: Untraced(CALLS["pad"], Own(OFF[name])), _data(last=True), "sgd")
+    assert not any(how.startswith("loop") for _, how in group.ways())
+
+
+def test_rates_that_are_zero_in_the_first_trial_alone() -> None:
+    def make(n: int) -> nn.Module:
+        return Untraced(CALLS["roll"], nn.Dropout(0.2 * n))
+
+    assert_fused_is_solo(make, _data(last=True), "sgd")
+
+
+class LastAtTheEnd(Untraced):
+    """Its own last activations do not matter to its next call."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        list(x.shape)
+        return self.first(_seen_last(self.drop(x)))
+
+
+def _seen_last(y: Tensor) -> Tensor:
+    return y.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def test_an_order_does_not_last_to_the_next_call() -> None:
+    group = assert_fused_is_solo(lambda n: LastAtTheEnd(CALLS["pad"], nn.Dropout(0.4)), _data(), "sgd")
+    assert not any(how.startswith("loop") for _, how in group.ways())
+
+
+def test_a_new_form_of_inputs_is_compared_anew() -> None:
+    data = [_data()[0], _data(last=True)[1]]
+    group = assert_fused_is_solo(lambda n: Untraced(CALLS["pad"], nn.Dropout(0.4)), data, "sgd")
+    assert LOOPED in group.ways()[0][1]
 
 
 def test_layers_without_a_rule_keep_the_order() -> None:

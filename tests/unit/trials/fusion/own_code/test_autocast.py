@@ -161,9 +161,32 @@ def test_layer_of_several_inputs_or_parts(name: str, size: int) -> None:
     assert_same_under_autocast(lambda n: Code(call, untraced=False, layer=make()), x, size)
 
 
-def test_what_runs_trial_by_trial_says_so() -> None:
-    ways = assert_same_under_autocast(lambda n: Code(CALLS["layer norm"], untraced=False), torch.randn(3, 7, 8), 2)
-    assert ways[-1] == ("node 'layer_norm'", REASON)
+@pytest.mark.parametrize(("untraced", "name"), [(False, "node 'layer_norm'"), (True, "layer_norm in Code")])
+def test_what_runs_trial_by_trial_says_so(untraced: bool, name: str) -> None:
+    ways = assert_same_under_autocast(lambda n: Code(CALLS["layer norm"], untraced), torch.randn(3, 7, 8), 2)
+    assert ways[-1] == (name, REASON)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """Has no rule."""
+
+
+NORMS: dict[str, tuple[Callable[[int], nn.Module], str]] = {
+    "momenta of their own": (lambda n: nn.BatchNorm1d(7, momentum=0.2 * (n + 1)), "rule FusedBatchNorm"),
+    "a mean of all": (lambda n: nn.BatchNorm1d(7, momentum=None), "rule FusedBatchNorm"),
+    "the user's own": (lambda n: OwnNorm(7, momentum=0.2), "loop over trials: "),
+    "the user's own mean of all": (lambda n: OwnNorm(7, momentum=None), "loop over trials: "),
+}
+
+
+@pytest.mark.parametrize("untraced", [False, True])
+@pytest.mark.parametrize("name", NORMS)
+def test_a_batch_norm_that_falls_to_a_loop_says_so(name: str, untraced: bool) -> None:
+    make, way = NORMS[name]
+    ways = assert_same_under_autocast(
+        lambda n: Code(lambda m, x: m.layer(m.a(x)), untraced, layer=make(n)), torch.randn(3, 7, 8), 3
+    )
+    assert [how for place, how in ways if "Norm" in place][-1].startswith(way)
 
 
 CLASSES = torch.randint(3, (5, 32), generator=torch.Generator().manual_seed(1))

@@ -283,6 +283,25 @@ def test_what_a_loss_with_hyperparameters_draws_is_each_trials_own() -> None:
                 torch.testing.assert_close(values_K[row], noisy(y_KBC[row], torch.zeros(6), params_K[row]))
 
 
+def padded(y: Tensor, t: Tensor) -> Tensor:
+    return (F.dropout(F.pad(y, (1, 1, 1, 1)), 0.4) * helper(y).mean()).square().mean()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("last", [False, True])
+def test_what_a_loss_drops_does_not_depend_on_how_the_outputs_lie(last: bool, size: int) -> None:
+    y_KBCHW = torch.randn(size, 2, 3, 4, 4, dtype=torch.float64, generator=streams(1)[0])
+    if last:
+        y_KBCHW = y_KBCHW.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    scalar, own, alone_K = Scalar("Study.loss", padded), streams(size), streams(size)
+    for _ in range(2):
+        values_K = scalar(y_KBCHW, torch.zeros(2), own)
+        for y, value, alone in zip(y_KBCHW, values_K, alone_K, strict=True):
+            with drawing_from(alone):
+                close(value, padded(y, torch.zeros(2)), "loss")
+    assert scalar._looped == (last or size == 1)
+
+
 def test_a_traced_loss_that_fails_for_several_trials_has_drawn_nothing() -> None:
     """Of one trial, its steps know a number."""
     function, _ = NOISY["a number"]
