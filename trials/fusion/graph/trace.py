@@ -274,7 +274,7 @@ def _check(node: fx.Node, model: nn.Module) -> None:
     _check_effects(node, name)
     if node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
         raise FuseError(f"node '{node.name}' calls {name}, which works in place; allowed: its out-of-place form")
-    if "out" in node.kwargs:
+    if node.kwargs.get("out") is not None:  # fx adds it to calls of some functions, such as normalize
         raise FuseError(f"node '{node.name}' calls {name} with out=; allowed: without")
     _drop_in_place_flag(node, model)
 

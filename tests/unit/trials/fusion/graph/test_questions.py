@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, _assert, nn
+from torch.nn import functional as F
 
 from tests.support.fused_and_solo import ToyStudy
 from tests.support.slow_cases import crossed
@@ -102,6 +103,12 @@ def checked_by_its_name(m: TwoLayers, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("forward", [checked, checked_by_its_name])
 def test_the_message_of_a_check_is_no_question(forward: Forward, size: int) -> None:
     study = ToyStudy(lambda n: TwoLayers(forward).double(), "sgd", batches())
+    assert assert_fused_is_alone(study, size) == "rule FusedLinear"
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_output_that_is_not_given_is_no_change_in_place(size: int) -> None:
+    study = ToyStudy(lambda n: TwoLayers(lambda m, x: m.b(F.normalize(m.a(x)))).double(), "sgd", batches())
     assert assert_fused_is_alone(study, size) == "rule FusedLinear"
 
 
