@@ -1,5 +1,9 @@
-"""The tables of claims: workers' leases, who trains which trial, the accounts of what was trained, and how fast."""
+"""The tables of claims: workers' leases, who trains which trial, the accounts of what was trained, and how fast.
 
+Statements that each trial needs are made once: to make one takes SQLAlchemy three times as long as to run it again.
+"""
+
+import functools
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +73,49 @@ PACE = sa.Table(
     sa.Column("lived_s", sa.Float(53), nullable=False),
     sa.Column("epochs", sa.Float(53), nullable=False),  # that were kept
 )
+
+OF_STUDY, OF_TRIAL = sa.bindparam("of_study", type_=sa.String), sa.bindparam("of_trial", type_=sa.Integer)
+_ROWS = {STUDY: STUDY.c.study == OF_STUDY, CLAIM: (CLAIM.c.study == OF_STUDY) & (CLAIM.c.trial == OF_TRIAL)}
+READ_CLAIM, UPDATE_CLAIM = sa.select(CLAIM).where(_ROWS[CLAIM]), CLAIM.update().where(_ROWS[CLAIM])
+"""Of one trial."""
+ADD_SPAN = SPAN.insert()
+HIGHEST_FENCE = sa.select(sa.func.max(CLAIM.c.fence)).where(CLAIM.c.study == OF_STUDY)
+OF_WORKER = sa.bindparam("of_worker", type_=sa.String)
+DEATHS = sa.select(CLAIM.c.deaths).where(CLAIM.c.study == OF_STUDY, CLAIM.c.worker == OF_WORKER).distinct()
+"""How many workers have died in the trials that one holds now; equal numbers once."""
+NEW_CLAIM = {name: f"new_{name}" for name in ("study", "trial", "worker", "fence", "epoch", "trained", "deaths")}
+"""Column -> parameter of `ADD_CLAIM`."""
+ADD_CLAIM = (
+    CLAIM.insert()
+    .from_select(
+        list(NEW_CLAIM),
+        sa.select(*(sa.bindparam(parameter, type_=CLAIM.c[name].type) for name, parameter in NEW_CLAIM.items())).where(
+            ~sa.exists().where(_ROWS[CLAIM])
+        ),
+    )
+    .execution_options(preserve_rowcount=True)
+)
+"""Adds no row if there is one of that trial."""
+
+
+@functools.cache
+def lock_row(table: sa.Table, dialect: str, *, writes: bool) -> "sa.Select[Any]":
+    """Return the statement that reads and locks a row of `STUDY` or `CLAIM`.
+
+    A host that falls silent must not hold others up: after `silent_ms` a server ends its transaction.
+
+    Args:
+        table: whose.
+        dialect: of the database.
+        writes: whether something is written. A server need not wait for its disk if the row was only locked.
+    """
+    columns: list[Any] = [table]
+    if dialect == "postgresql":
+        silent_ms = sa.bindparam("silent_ms", type_=sa.String)
+        columns.append(sa.func.set_config("idle_in_transaction_session_timeout", silent_ms, True))
+        if not writes:
+            columns.append(sa.func.set_config("synchronous_commit", "off", True))
+    return sa.select(*columns).where(_ROWS[table]).with_for_update()
 
 
 def create_tables(engine: sa.Engine) -> None:

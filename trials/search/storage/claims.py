@@ -27,6 +27,7 @@ from trials.search.storage.claim_tables import (
     STUDY,
     WORKER,
     create_tables,
+    lock_row,
     since_1970_s,
     suppress_duplicate,
 )
@@ -137,7 +138,7 @@ class Claims:
         """Hold the study's lock, and commit at the end. No other worker claims or releases meanwhile."""
         with self._turn, self._engine.begin() as c:
             self._told.clear()
-            row = self._lock(c, STUDY, STUDY.c.study == self._study)
+            row = self._lock(c, STUDY)
             placement = None if row is None else row.placement
             if self._beats is not None:
                 self._beats.note(c)
@@ -153,12 +154,11 @@ class Claims:
             claim: this worker's.
             operation: a name for what is written. Whoever does not know whether it was committed comes again with it.
             structure: the name of the trial's, if it has been built here.
-            writes: whether claims or accounts change. A server need not wait for its disk if only the row was locked.
+            writes: whether claims or accounts change.
         """
         with self._turn, self._engine.begin() as c:
             self._told.pop(claim.trial, None)
-            chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == claim.trial)
-            row = self._lock(c, CLAIM, chosen, writes=writes)
+            row = self._lock(c, CLAIM, of_trial=claim.trial, writes=writes)
             is_done = row is not None and operation is not None and row.operation == operation
             is_ours = row is not None and row.worker == self._worker and row.fence == claim.fence
             always = {"operation": operation, **({} if structure is None else {"structure": structure})}
@@ -245,18 +245,10 @@ class Claims:
         """Close the connections."""
         self._engine.dispose()
 
-    def _lock(self, c: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool], *, writes: bool = True) -> Any:
-        """Lock one row until the end of the transaction. Returns it; None: there is none.
-
-        A host that falls silent must not hold others up: the server ends its transaction before they need the row.
-        """
-        columns: list[Any] = [table]
-        if c.dialect.name == "postgresql":
-            silent_ms = str(int(self._lease_s * 500))
-            columns.append(sa.func.set_config("idle_in_transaction_session_timeout", silent_ms, True))
-            if not writes:
-                columns.append(sa.func.set_config("synchronous_commit", "off", True))
-        return c.execute(sa.select(*columns).where(where).with_for_update()).first()
+    def _lock(self, c: sa.Connection, table: sa.Table, *, writes: bool = True, **chosen: int) -> Any:
+        """Lock one row until the end of the transaction. Returns it; None: there is none."""
+        chosen_here = {"of_study": self._study, "silent_ms": str(int(self._lease_s * 500)), **chosen}
+        return c.execute(lock_row(table, c.dialect.name, writes=writes), chosen_here).first()
 
 
 def read_account(engine: sa.Engine, study: str) -> Account:

@@ -6,7 +6,20 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import sqlalchemy as sa
 
 from trials.search.storage import claim_tables
-from trials.search.storage.claim_tables import CLAIM, PACE, SPAN, STUDY, WORKER, since_1970_s
+from trials.search.storage.claim_tables import (
+    ADD_CLAIM,
+    CLAIM,
+    DEATHS,
+    HIGHEST_FENCE,
+    NEW_CLAIM,
+    PACE,
+    READ_CLAIM,
+    SPAN,
+    STUDY,
+    UPDATE_CLAIM,
+    WORKER,
+    since_1970_s,
+)
 from trials.search.storage.directory_identity import is_same
 from trials.search.storage.measured import Fleet, forget_old_minutes, forget_speeds, read_fleet, write_speeds
 from trials.search.storage.owned import Claim, add_span
@@ -49,8 +62,8 @@ class LockedClaims:
 
     def claim(self, trial: int) -> Claim | None:
         """Claim a trial for this worker; None if it is another's, or if its checkpoints are elsewhere."""
-        chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial)
-        row = self._c.execute(sa.select(CLAIM).where(chosen)).first()
+        chosen = {"of_study": self._study, "of_trial": trial}
+        row = self._c.execute(READ_CLAIM, chosen).first()
         if row is None:
             return self.begin(trial)
         if row.worker is not None:
@@ -65,7 +78,7 @@ class LockedClaims:
             return None
         self._holds().add(is_last)
         fence = self._next_fence()
-        self._c.execute(CLAIM.update().where(chosen).values(worker=self._worker, fence=fence, trained=row.epoch))
+        self._c.execute(UPDATE_CLAIM, {**chosen, "worker": self._worker, "fence": fence, "trained": row.epoch})
         return Claim(trial, fence, row.epoch, row.deaths, is_saved)
 
     def begin(self, trial: int) -> Claim | None:
@@ -73,10 +86,8 @@ class LockedClaims:
         fence = self._next_fence()
         fresh = {"study": self._study, "trial": trial, "worker": self._worker, "fence": fence}
         fresh |= {"epoch": 0, "trained": 0, "deaths": 0}
-        is_known = sa.exists().where(CLAIM.c.study == self._study, CLAIM.c.trial == trial)
-        row = sa.select(*(sa.literal(value, CLAIM.c[name].type) for name, value in fresh.items())).where(~is_known)
-        added = CLAIM.insert().from_select(list(fresh), row).execution_options(preserve_rowcount=True)
-        if self._c.execute(added).rowcount != 1:
+        new = {parameter: fresh[name] for name, parameter in NEW_CLAIM.items()}
+        if self._c.execute(ADD_CLAIM, {**new, "of_study": self._study, "of_trial": trial}).rowcount != 1:
             return self.claim(trial)
         if self._mine is not None:
             self._mine.add(False)
@@ -85,8 +96,7 @@ class LockedClaims:
     def _next_fence(self) -> int:
         """One that is higher than all others. Nobody else gives any meanwhile."""
         if self._highest is None:
-            highest = sa.select(sa.func.max(CLAIM.c.fence)).where(CLAIM.c.study == self._study)
-            self._highest = int(self._c.execute(highest).scalar() or 0)
+            self._highest = int(self._c.execute(HIGHEST_FENCE, {"of_study": self._study}).scalar() or 0)
         self._highest += 1
         return self._highest
 
@@ -102,8 +112,7 @@ class LockedClaims:
     def _holds(self) -> set[bool]:
         """For the trials of this worker's, whether they are on their last try."""
         if self._mine is None:
-            mine = (CLAIM.c.study == self._study) & (CLAIM.c.worker == self._worker)
-            found = self._c.execute(sa.select(CLAIM.c.deaths).where(mine).distinct()).scalars()
+            found = self._c.execute(DEATHS, {"of_study": self._study, "of_worker": self._worker}).scalars()
             self._mine = {deaths == MOST_DEATHS - 1 for deaths in found}
         return self._mine
 
@@ -125,8 +134,7 @@ class LockedClaims:
 
     def unclaim(self, trial: int) -> None:
         """Give back what `claim` has just claimed."""
-        chosen = (CLAIM.c.study == self._study) & (CLAIM.c.trial == trial)
-        self._c.execute(CLAIM.update().where(chosen).values(worker=None))
+        self._c.execute(UPDATE_CLAIM, {"of_study": self._study, "of_trial": trial, "worker": None})
         self._mine = None
 
     def unclaim_all_but(self, known: Collection[Claim]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from trials.search.storage.claim_tables import CLAIM, SPAN
+from trials.search.storage.claim_tables import ADD_SPAN, SPAN, UPDATE_CLAIM
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,6 @@ class Owned:
     ) -> None:
         self._c, self._row, self._always, self.is_done = connection, row, always, is_done
         self._directory = directory
-        self._this = (CLAIM.c.study == row.study) & (CLAIM.c.trial == row.trial)
-        self._spans = (SPAN.c.study == row.study) & (SPAN.c.trial == row.trial)
 
     def count(
         self, back_to: int | None, kept: int | None, ends_at: int | None, trained: int, *, lets_go: bool = False
@@ -65,7 +63,8 @@ class Owned:
 
     def go_back(self, epoch: int) -> None:
         """Count all after `epoch`, an earlier checkpoint's or 0, as lost."""
-        after = self._spans & SPAN.c.kept & (SPAN.c.to_epoch > epoch)
+        spans = (SPAN.c.study == self._row.study) & (SPAN.c.trial == self._row.trial)
+        after = spans & SPAN.c.kept & (SPAN.c.to_epoch > epoch)
         for row in self._c.execute(sa.select(SPAN).where(after, SPAN.c.from_epoch < epoch)).all():
             self._c.execute(SPAN.update().where(SPAN.c.span == row.span).values(to_epoch=epoch))
             add_span(self._c, row, epoch, row.to_epoch, kept=False)
@@ -84,7 +83,8 @@ class Owned:
         self._update(worker=None, trained=self._row.epoch)
 
     def _update(self, **values: Any) -> None:
-        self._c.execute(CLAIM.update().where(self._this).values(**self._always, **values))
+        chosen = {"of_study": self._row.study, "of_trial": self._row.trial}
+        self._c.execute(UPDATE_CLAIM, {**chosen, **self._always, **values})
 
 
 def add_span(c: sa.Connection, of: Any, from_epoch: int, to_epoch: int, *, kept: bool) -> None:
@@ -92,4 +92,4 @@ def add_span(c: sa.Connection, of: Any, from_epoch: int, to_epoch: int, *, kept:
     if to_epoch > from_epoch:
         values = {"span": uuid.uuid4().hex, "study": of.study, "trial": of.trial, "fence": of.fence}
         values |= {"worker": of.worker, "from_epoch": from_epoch, "to_epoch": to_epoch, "kept": kept}
-        c.execute(SPAN.insert().values(**values))
+        c.execute(ADD_SPAN, values)
