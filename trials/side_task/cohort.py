@@ -142,9 +142,9 @@ class Cohort:
             room = max(most - group.size, 0) if group.place == place else 0
             joining, waiting = waiting[:room], waiting[room:]
             if joining:
-                fresh = self._fused(joining)
+                join = group.to_add(joining)
                 self.groups.remove(group)  # a group that fails to take them all is in pieces
-                group.merge(fresh)
+                join()
                 self.groups.append(group)
         count = ceil(len(waiting) / most)
         for first in range(count):

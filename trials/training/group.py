@@ -192,8 +192,11 @@ class TrialGroup(ScoredGroup):
         Raises:
             FuseError: they differ from the group in structure, or in what `Study.shared` names.
         """
-        if not trials:
-            return
+        if trials:
+            self.to_add(trials)()
+
+    def to_add(self, trials: Sequence[Member | TrialState]) -> Callable[[], None]:
+        """Fuse trials as `add` does, and return a function that appends them. Until then, the group is as it was."""
         self._learn()
         self._follow()
         members = revived(self._study, trials, self._way)
@@ -206,9 +209,8 @@ class TrialGroup(ScoredGroup):
         rows.to(self._device)
         refuse_unequal(self._study, self._fused.rows, rows)
         optimizers.moved()
-        self._append(rows, optimizers)
-        self._roster.append(Roster.of(members, progress, like=self._roster.losses_K))
-        self._changed()
+        roster = Roster.of(members, progress, like=self._roster.losses_K)
+        return partial(self._append, rows, optimizers, roster)
 
     def merge(self, other: "TrialGroup") -> None:
         """Take over all trials of `other`, which is empty then.
@@ -224,10 +226,8 @@ class TrialGroup(ScoredGroup):
             return
         other.to(self._device)
         refuse_unequal(self._study, self._fused.rows, other._fused.rows)
-        self._append(other._fused.rows, other._optimizers)
-        self._roster.append(other._roster)
+        self._append(other._fused.rows, other._optimizers, other._roster)
         other._roster.take([])
-        self._changed()
 
     def split(self, rows: Sequence[int]) -> "TrialGroup":
         """Move the trials in `rows` into a group of their own, in that order. The others stay.
@@ -346,12 +346,14 @@ class TrialGroup(ScoredGroup):
             self._fused.bind()
             self.use_units()
 
-    def _append(self, rows: Rows, optimizers: Optimizers) -> None:
+    def _append(self, rows: Rows, optimizers: Optimizers, roster: Roster) -> None:
         self._optimizers.let_go(optimizers)
         self._fused.rows.append(rows)
         self._optimizers.append(optimizers)
         for phase in self._phases:
             phase.number_step()
+        self._roster.append(roster)
+        self._changed()
 
     def _check(self, facts: Facts, ours: Facts, number: int) -> None:
         found = difference(ours, facts)

@@ -15,6 +15,7 @@ from tests.support.fused_and_solo import alike, close
 from tests.support.side_task_runs import MS, Direct, Starving, assert_as_alone, make_study, run
 from tests.support.slow_cases import others_slow
 from trials.fusion.layers.linear import FusedLinear
+from trials.fusion.rows import Rows
 from trials.gate.base import GateError, Starved
 from trials.side_task import scheduler
 from trials.side_task.cohort import Fit
@@ -40,15 +41,15 @@ def test_trials_that_crowd_others_out_of_the_memory_begin_anew_with_them(
     whole: tuple[bool, list[FrozenTrial], list[Status]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own, roomy, _ = whole
-    merge = TrialGroup.merge
+    append = TrialGroup._append
 
-    def crowded(group: TrialGroup, other: TrialGroup) -> None:
-        if group.size + other.size > 2:
-            group._fused.rows.append(other._fused.rows)
+    def crowded(group: TrialGroup, rows: Rows, *rest: Any) -> None:
+        if group.size + rows.size > 2:
+            group._fused.rows.append(rows)
             raise torch.OutOfMemoryError("no more")
-        merge(group, other)
+        append(group, rows, *rest)
 
-    monkeypatch.setattr(TrialGroup, "merge", crowded)
+    monkeypatch.setattr(TrialGroup, "_append", crowded)
     tight, reported = run(own, Starving(()))
     assert out_of_memory(reported) == [(3, 1)]
     for one, other in zip(tight, roomy, strict=True):
