@@ -8,11 +8,12 @@ defaults. Per kind of disturbance, noise of a step and true slowdown, over seeds
 - *shut_after*: the steps until the gate was first shut, as quartiles; null: not within the run;
 - *cost*: the slowdown of the whole run, its first steps included.
 
-Held-out disturbances were written down when the guard was finished. After them five constants were changed or added,
-for known ones: when the draw becomes dense, to keep the losses of `lengths` and `two_lengths` below 5%; how few
-comparisons may decide, for the cost of 40% on `two_ranks`; when it becomes sparse, for real jobs; how many comparisons
-that are far out decide nothing, for the false alarms of `two_lengths`; and blocks have three steps, of which the first
-does not count, since on real jobs it still feels what was before.
+Held-out disturbances were written down when the guard was finished. After them it was changed for known ones: when the
+draw becomes dense, to keep the losses of `lengths` and `two_lengths` below 5%; how few comparisons may decide, for the
+cost of 40% on `two_ranks`; how many comparisons that are far out decide nothing, for the false alarms of `two_lengths`;
+blocks have three steps, of which the first does not count, since on real jobs it still feels what was before; and, so
+that fewer steps are left alone, how a dense draw looks, how often it is halved, and that longer squeezed steps make it
+dense, the latter for `late`.
 """
 
 import json

@@ -59,8 +59,8 @@ class SqueezeTable(_Table):
 
     alone_share: Annotated[float, Field(ge=0, le=0.5, description="a number from 0 to 0.5")] = 0.1
     """share of the steps that are left alone, drawn at random: the baseline of the slowdown. The guard leaves half of \
-the steps alone while it knows little, and half of this share once it knows that the slowdown is below twice the \
-budget. 0: none, so no slowdown is reported, and the guard sees overruns only"""
+the steps alone while it knows little, and down to an eighth of this share the more closely it knows the slowdown. 0: \
+none, so no slowdown is reported, and the guard sees overruns only"""
     alone_block_steps: _Count = 3
     """steps in a row that are left alone at a time. The first does not count, as it still feels the squeezing before \
 it, unless it is the only one"""

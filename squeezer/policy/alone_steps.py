@@ -3,20 +3,13 @@
 A job's steps come in blocks, and the blocks in rounds. Each round leaves one block alone, at a place drawn from the
 job's seed and the round's number, so no rhythm of the job can keep step with it. A pipeline is as slow as its slowest
 rank. All ranks know seed and step, so all leave the same blocks alone without a message. A rank that knows little, or
-is suspicious, draws *densely*: it leaves further blocks alone, besides those of all ranks. One that knows the slowdown
-closely draws *sparsely*: it leaves the block of only some rounds alone, the same on all such ranks.
+is suspicious, draws *densely*: of each two neighbours it leaves one alone, among them those of all ranks. The more
+closely one knows the slowdown, the more often it *halves* the draw: it spares one of each two rounds. What it leaves
+alone then, it would leave alone before, so ranks that know more or less still agree on some blocks.
 """
 
 from dataclasses import dataclass
 
-DENSE = 0.5
-"""The share of blocks left alone while the guard knows little, or is suspicious.
-
-To leave no two of them alone side by side makes more comparisons of fewer steps, but more false alarms, too: where
-every other step is twice as long, the guard then took 7% of the squeezing (`benchmarks.guard_power`; now at most 4%).
-"""
-SPARSE_ROUNDS = 2
-"""While the slowdown is known closely, one round in this many, drawn at random, has a block left alone."""
 _64_BITS = 2**64 - 1
 
 
@@ -39,24 +32,33 @@ class Draw:
         since = step - 1 - self.observe_steps
         return since // self.alone_block_steps if since >= 0 else -1
 
-    def is_alone(self, block: int, seed: int, *, dense: bool = False, sparse: bool = False) -> bool:
-        """Whether `block` is left alone."""
+    def is_alone(self, block: int, seed: int, *, dense: bool = False, halvings: int = 0) -> bool:
+        """Whether `block` is left alone, after so many halvings."""
         if block < 0:
             return True
         if not self.round_blocks:
             return False
         number, place = divmod(block, self.round_blocks)
-        if sparse and _hashed(seed, _ROUNDS + number // SPARSE_ROUNDS) % SPARSE_ROUNDS != number % SPARSE_ROUNDS:
+        if _is_spared(number, seed, halvings):
             return False
         first = block - place
         drawn = [_hashed(seed, each) for each in range(first, first + self.round_blocks)]
-        own = drawn[place]
-        alone = max(1, round(self.round_blocks * DENSE)) if dense else 1
-        return sum(each < own for each in drawn) < alone
+        neighbour = place ^ 1
+        is_lower = neighbour < self.round_blocks and drawn[place] < drawn[neighbour]
+        return drawn[place] == min(drawn) or (dense and is_lower)
 
 
-_ROUNDS = 1 << 39
-"""Numbers of rounds begin here, beyond those of blocks."""
+_ROUNDS = 1 << 37
+"""Numbers of rounds begin here, beyond those of blocks, and at its multiples those that further halvings leave."""
+
+
+def _is_spared(number: int, seed: int, halvings: int) -> bool:
+    """Whether no block of a round is left alone. Each halving spares one of two neighbours, drawn at random."""
+    for halving in range(1, halvings + 1):
+        number, place = divmod(number, 2)
+        if _hashed(seed, halving * _ROUNDS + number) % 2 != place:
+            return True
+    return False
 
 
 def _hashed(seed: int, block: int) -> int:

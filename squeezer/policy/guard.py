@@ -86,9 +86,9 @@ class Guard:
         return self._steps.is_learning or any(each.is_suspicious for each in self._evidence)
 
     @property
-    def wants_fewer(self) -> bool:
-        """Whether the draw may be sparse: the slowdown of steps is known closely."""
-        return self._steps.is_sure and not self.wants_more
+    def halvings(self) -> int:
+        """How often the draw may be halved: the more, the more closely the slowdown of steps is known."""
+        return 0 if self.wants_more else self._steps.halvings
 
     @property
     def _evidence(self) -> tuple[Evidence, ...]:

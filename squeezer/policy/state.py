@@ -241,8 +241,8 @@ class GateMachine:
             if len(self._drawn) > AHEAD_STEPS + 1:
                 del self._drawn[next(iter(self._drawn))]  # the oldest
             dense = self.side is Side.READY and self.guard.wants_more
-            sparse = self.side is Side.READY and self.guard.wants_fewer
-            self._drawn[block] = self.policy.draw.is_alone(block, self._seed, dense=dense, sparse=sparse)
+            halvings = self.guard.halvings if self.side is Side.READY else 0
+            self._drawn[block] = self.policy.draw.is_alone(block, self._seed, dense=dense, halvings=halvings)
         return not self._drawn[block]
 
     def _steps_from(self, step: int) -> PlanSteps:

@@ -5,7 +5,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from squeezer.policy.alone_steps import DENSE, SPARSE_ROUNDS, Draw
+from squeezer.policy.alone_steps import Draw
 from squeezer.policy.events import JobAttached, Side, SideChanged, StepEnded, StepStarted
 from squeezer.policy.state import GateMachine
 from tests.support.policies import policy
@@ -19,7 +19,11 @@ draws = st.builds(
 def test_every_round_has_its_share_of_blocks_alone(draw: Draw, seed: int, dense: bool) -> None:
     alone = [draw.is_alone(block, seed, dense=dense) for block in range(20 * draw.round_blocks)]
     rounds = [alone[at : at + draw.round_blocks] for at in range(0, len(alone), draw.round_blocks)]
-    assert {sum(each) for each in rounds} == {max(1, round(draw.round_blocks * DENSE)) if dense else 1}
+    if dense:
+        assert all(any(each[at : at + 2]) for each in rounds for at in range(0, draw.round_blocks - 1, 2))
+        assert {sum(each) for each in rounds} <= {draw.round_blocks // 2, (draw.round_blocks + 1) // 2}
+    else:
+        assert {sum(each) for each in rounds} == {1}
 
 
 @given(draws, st.integers(0, 2**16 - 1), st.integers(0, 10_000))
@@ -29,15 +33,12 @@ def test_what_all_ranks_leave_alone_a_rank_that_draws_densely_leaves_alone_too(
     assert draw.is_alone(block, seed, dense=True) or not draw.is_alone(block, seed, dense=False)
 
 
-@given(draws, st.integers(0, 2**16 - 1))
-def test_a_rank_that_draws_sparsely_leaves_some_of_the_same_blocks_alone_and_has_no_long_gap(
-    draw: Draw, seed: int
-) -> None:
-    blocks = range(20 * SPARSE_ROUNDS * draw.round_blocks)
-    sparse = {block for block in blocks if draw.is_alone(block, seed, sparse=True)}
-    assert sparse <= {block for block in blocks if draw.is_alone(block, seed)}
-    spans = [block // (SPARSE_ROUNDS * draw.round_blocks) for block in sorted(sparse)]
-    assert spans == list(range(20))
+@given(draws, st.integers(0, 2**16 - 1), st.integers(1, 3))
+def test_a_halving_spares_half_of_the_blocks_and_leaves_no_long_gap(draw: Draw, seed: int, halvings: int) -> None:
+    span = draw.round_blocks << halvings
+    fewer = [block for block in range(20 * span) if draw.is_alone(block, seed, halvings=halvings)]
+    assert all(draw.is_alone(block, seed, halvings=halvings - 1) for block in fewer)
+    assert [block // span for block in fewer] == list(range(20))
 
 
 @given(draws, st.integers(1, 10_000))

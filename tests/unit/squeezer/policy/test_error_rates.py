@@ -79,9 +79,9 @@ def test_a_slowdown_that_begins_late_is_found_as_soon(deviation: float, slowdown
 
 def test_fewer_steps_are_left_alone_once_the_slowdown_is_known_to_be_within_the_budget() -> None:
     outcome = simulate(white(np.random.default_rng(0), 3000, 0.01), 0.0, 0)
-    assert outcome.squeezed > 1.03 * MOST_SQUEEZED
+    assert outcome.squeezed > 1.06 * MOST_SQUEEZED
     found = [simulate(white(np.random.default_rng(s), 3000, 0.01), 0.04, s, begins=1500) for s in range(9)]
-    assert sorted(each.shut_at or 3000 for each in found)[4] <= 240, "a slowdown that begins then is found all the same"
+    assert sorted(each.shut_at or 3000 for each in found)[4] <= 150, "a slowdown that begins then is found all the same"
     assert max(each.cost for each in found) <= 0.008
 
 
