@@ -5,7 +5,7 @@ import gc
 import inspect
 import sys
 import types
-from collections import ChainMap
+from collections import ChainMap, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,6 +18,8 @@ from trials.fusion.compared.contents import contents
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, Tensor, numpy.ndarray)
 _VALUES = (*PLAIN, *_CONTAINERS)
+_WITHOUT_CODE = frozenset((bool, int, float, str, type(None), list, tuple, dict, OrderedDict, set))
+"""What most attributes of a module are."""
 _LIBRARIES = ("torch", "trials", "builtins", "numpy")
 _MANY = 256
 """Longer containers are compared by identity alone, since a graph compares them before every step."""
@@ -150,7 +152,8 @@ def _functions(model: nn.Module) -> Iterator[types.FunctionType]:
     seen = set()
     for module in model.modules():
         for table in (vars(module), *map(vars, _classes(module))):
-            for function in map(_plain, table.values()):
+            for value in table.values():
+                function = None if type(value) in _WITHOUT_CODE else _plain(value)
                 if function is not None and id(function) not in seen and _is_users(function):
                     seen.add(id(function))
                     yield function
