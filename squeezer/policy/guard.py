@@ -27,6 +27,9 @@ LONG_GAP_TIMES = 5.0
 """A gap of this many usual ones, and of half a step at least, is long."""
 LEAST_USUAL = 4
 """Fewer gaps than this do not show what is usual."""
+UNKNOWN_HALVINGS = 1
+"""So often the draw may be halved while little is known of long gaps that take a notable part of the time. They are
+few: were one in 80 alone, hardly any job would ever have two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +70,7 @@ class Guard:
         self._steps, self._gaps, self._long_gaps = (Evidence(self._budget) for _ in range(3))
         self._durations_ns: deque[int] = deque(maxlen=RECENT_STEPS)
         self._usual_gaps_ns: deque[int] = deque(maxlen=RECENT_STEPS)
-        self._long_gap = 0
+        self._long_gap = self._long_ns = self._all_ns = 0
         self._shut_steps = 0  # how many are left
         self._doublings = 0
         self._good_steps = 0
@@ -87,8 +90,14 @@ class Guard:
 
     @property
     def halvings(self) -> int:
-        """How often the draw may be halved: the more, the more closely the slowdown of steps is known."""
-        return 0 if self.wants_more else self._steps.halvings
+        """How often the draw may be halved: the more, the more closely the slowdown is known, also of long gaps.
+
+        Of these it does not matter while they take so little time that they could be twice as long within the budget.
+        """
+        halvings = self._steps.halvings
+        if self._long_ns > self._budget * self._all_ns:
+            halvings = min(halvings, max(UNKNOWN_HALVINGS, self._long_gaps.halvings))
+        return 0 if self.wants_more else halvings
 
     @property
     def _evidence(self) -> tuple[Evidence, ...]:
@@ -134,6 +143,7 @@ class Guard:
         if math.isinf(self._budget):
             return []
         self._durations_ns.append(duration_ns)
+        self._all_ns += duration_ns
         if not self.allows:
             return self._wait(step)
         if overrun_share is not None:
@@ -152,6 +162,8 @@ class Guard:
         step_ns, usual_gap_ns = median(self._durations_ns), median(self._usual_gaps_ns) if self._usual_gaps_ns else 0
         if len(self._usual_gaps_ns) >= LEAST_USUAL and gap_ns > max(LONG_GAP_TIMES * usual_gap_ns, step_ns / 2):
             self._long_gap += 1
+            self._long_ns += gap_ns
+            self._all_ns += gap_ns
             found = self._judge(step, "long_gaps", self._long_gaps.add(self._long_gap, gap_ns, squeezed))
             gap_ns = round(usual_gap_ns)  # for the other test, as if there had been none
             if found:

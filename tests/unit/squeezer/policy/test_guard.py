@@ -259,6 +259,16 @@ def test_harm_to_checkpoints_shuts_the_gate() -> None:
     assert unharmed.shut() == []
 
 
+def test_harm_to_few_long_gaps_is_found_though_that_of_steps_is_soon_known_to_be_none() -> None:
+    """Evaluations, say, that take a third of the time. Of one block in 80, one or two of them would be alone."""
+    job = Job()
+    job.run(6000, noisy(0.0, 0.01), between_ms=with_checkpoints(loading(), 50, slower=1.3))
+    assert {decision.cause for decision in job.shut()} == {"long_gaps"}
+    short = Job()
+    short.run(6000, noisy(0.0, 0.01), between_ms=with_checkpoints(loading(), 5000, slower=1.3))
+    assert short.shut() == [] and short.share() > 0.96, "those that take little time cost no squeezing"
+
+
 @pytest.mark.parametrize("between_ms", [0.0, 1e-6, 100.0])
 def test_times_that_never_change_prove_nothing(between_ms: float) -> None:
     job = Job()
