@@ -12,18 +12,21 @@ class MappedPage:
     """
 
     def __init__(self, path: Path) -> None:
-        self._inode = ""
+        self._inode = b""
         with suppress(OSError):  # it has just been removed
-            self._inode = str(path.stat().st_ino)
+            self._inode = b"%d" % path.stat().st_ino
 
     def is_in(self, pid: int) -> bool:
         """Whether process `pid` has mapped it, as far as the kernel says. It takes about a millisecond."""
-        # on some file systems the kernel lists other numbers
-        return not self._is_listed("self") or self._is_listed(str(pid))
+        ours, theirs = self._listed("self"), self._listed(str(pid))
+        # on some file systems the kernel lists other numbers, and some processes let nobody look
+        return not ours or theirs is None or not ours.isdisjoint(theirs)
 
-    def _is_listed(self, process: str) -> bool:
+    def _listed(self, process: str) -> set[tuple[bytes, bytes]] | None:
+        """The device and number of what a process has mapped of this number; None: it lets nobody look."""
         try:
-            lines = Path(f"/proc/{process}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = Path(f"/proc/{process}/maps").read_bytes().split(b"\n")  # all else may be in the name of a file
         except OSError:
-            return True  # the process lets nobody look
-        return any(line.split(maxsplit=5)[4] == self._inode for line in lines)
+            return None
+        fields = [line.split(maxsplit=5) for line in lines if self._inode in line]
+        return {(each[3], each[4]) for each in fields if each[4:5] == [self._inode]}

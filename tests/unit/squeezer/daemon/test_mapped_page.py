@@ -48,3 +48,23 @@ def test_where_the_kernel_does_not_say_a_process_may_have_it(page: Page, tmp_pat
         assert MappedPage(tmp_path / "gone").is_in(process.pid)
         assert MappedPage(tmp_path).is_in(process.pid), "a number that is not listed where it must be"
     assert MappedPage(page.path).is_in(process.pid), "it has ended, which others see"
+
+
+MAPS = """
+import mmap, os, sys
+with open(sys.argv[1], "rb") as file:
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+print(flush=True)
+os.read(0, 1)
+"""
+
+
+@pytest.mark.parametrize("name", ["a\rb", "a\x0bb", "a\x0cb", "a\x1eb", "a\u2028b", "a\nb"])
+def test_what_else_it_has_mapped_may_have_any_name(name: str, page: Page, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("data")
+    command = [sys.executable, "-c", MAPS, str(tmp_path / name)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        assert not MappedPage(page.path).is_in(process.pid)
+        assert MappedPage(page.path).is_in(os.getpid())
