@@ -188,5 +188,6 @@ class _FileLock:
         return True
 
     def release(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # a process that the study has forked meanwhile has the file open, too
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1  # another thread that gets the lock now has one of its own
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that the study has forked meanwhile has the file open, too
+        os.close(fd)

@@ -1,6 +1,7 @@
 """Optuna's journal as workers write it: what counts is on the disk, in one wait for each step of a trial."""
 
 import errno
+import fcntl
 import os
 import signal
 import sqlite3
@@ -116,6 +117,34 @@ def test_another_thread_waits_for_its_own_lines(tmp_path: Path, waits: list[int]
         other.join()
         assert len(waits) == 1
     assert len(waits) == 1
+
+
+def test_a_thread_keeps_the_lock_that_another_has_just_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "study.journal"
+    lock, flock, is_taken = Journal(str(path))._file_lock, fcntl.flock, threading.Event()
+
+    def slow(fd: int, how: int) -> None:
+        flock(fd, how)
+        if how == fcntl.LOCK_UN:
+            is_taken.wait(60)
+
+    def take() -> None:
+        lock.acquire()
+        is_taken.set()
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    lock.acquire()
+    other = threading.Thread(target=take)
+    other.start()
+    lock.release()
+    other.join()
+    with path.open("rb") as file:
+        with pytest.raises(BlockingIOError):
+            flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.release()
+        flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_other_storages_are_as_they_were() -> None:
