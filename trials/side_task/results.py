@@ -17,6 +17,9 @@ from trials.training.scores.objectives import Score
 LOOK_AGAIN_S = 0.2
 """How often a side task that waits for verdicts looks whether it is asked to end."""
 
+MOST_SHORT_WAITS = 31
+"""After waits in vain, at most so many are shorter."""
+
 
 class Results:
     """Reports scores and failures of trials.
@@ -36,6 +39,7 @@ class Results:
         self._study, self._gate, self._search, self._checkpoints = study, gate, search, checkpoints
         self.dropped: set[int] = set()
         self.endings = Endings([rung for rung in study.rungs if rung < study.epochs])
+        self._in_vain = self._short_waits = 0
 
     def healthy(self, group: TrialGroup) -> list[int]:
         """Return the rows of a group that train on: those with a finite loss that have not been dropped."""
@@ -63,17 +67,26 @@ class Results:
     def await_verdicts(self, cohort: Cohort, listen: Callable[[float], None]) -> None:
         """Wait until it is known which trials of `cohort` are pruned, if that costs less than to train them in vain.
 
-        On a single core the search worker needs the same bubbles at any rate, so that it costs nothing there.
+        On a single core the search worker needs the same bubbles at any rate, so that it costs nothing there, unless
+        that waits for others, as for a lock or a database. So after one that was in vain, some waits are shorter, the
+        more the more often that was so.
 
         Args:
             cohort: what trains next.
             listen: takes the search worker's answers, and waits up to that many seconds for a first one.
         """
-        if not self._study.promotes and self.endings.undecided(cohort.numbers):
-            until_s = time.monotonic() + self.endings.worth_s(cohort.numbers, cohort.epoch_s, idle_share())
-            while self.endings.undecided(cohort.numbers) and END_SIGNAL not in signal.sigpending():
-                left_s = until_s - time.monotonic()
-                if left_s <= 0:
-                    break
-                self._gate.rest()
-                listen(min(left_s, LOOK_AGAIN_S))
+        if self._study.promotes or not self.endings.undecided(cohort.numbers):
+            return
+        share = 1.0 if self._short_waits else idle_share()
+        self._short_waits = max(0, self._short_waits - 1)
+        worth_s = self.endings.worth_s(cohort.numbers, cohort.epoch_s, share)
+        until_s = time.monotonic() + worth_s
+        while self.endings.undecided(cohort.numbers) and END_SIGNAL not in signal.sigpending():
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                break
+            self._gate.rest()
+            listen(min(left_s, LOOK_AGAIN_S))
+        if worth_s and not share:
+            self._in_vain = 2 * self._in_vain + 1 if self.endings.undecided(cohort.numbers) else 0
+            self._short_waits = min(self._in_vain, MOST_SHORT_WAITS)

@@ -1,6 +1,7 @@
 """Verdicts of the pruner: they come before the next epoch, where waiting for them pays."""
 
 import signal
+from collections.abc import Collection
 from typing import Any
 
 import optuna
@@ -14,6 +15,7 @@ from tests.support.fused_and_solo import AtOnce
 from tests.support.side_task_runs import Direct, Starving, Widths, data
 from trials.gate.base import StopRequested
 from trials.search.worker import SearchWorker, WorkerConfig
+from trials.side_task.endings import Endings
 from trials.side_task.scheduler import Scheduler
 
 
@@ -99,6 +101,29 @@ def test_verdicts_that_do_not_come_are_waited_for_no_longer_than_they_are_worth(
     assert line.waits > 0, "it was tried"
     assert all(trial.state.is_finished() for trial in trials)
     assert max(line.trained[trial.number] for trial in trials if trial.number % 2) > 1
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_on_one_core_waits_in_vain_become_rare(comes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a search worker costs nothing that computes, but one that waits for a lock does."""
+
+    class Elsewhere(Slow):
+        def may_answer(self, wait_s: float) -> bool:
+            return super().may_answer(wait_s) if comes else wait_s == 0 and self._looks % 7 == 0
+
+    shares: list[float] = []
+
+    def worth_s(endings: Endings, numbers: Collection[int], epoch_s: float, share: float) -> float:
+        found = worth(endings, numbers, epoch_s, share)
+        shares.extend([share] if found else [])
+        return found
+
+    worth = Endings.worth_s
+    monkeypatch.setattr(Endings, "worth_s", worth_s)
+    monkeypatch.setattr("trials.side_task.results.idle_share", lambda: 0.0)
+    _, trials = trained(Elsewhere)
+    assert all(trial.state.is_finished() for trial in trials)
+    assert len(shares) > 3 and (not any(shares) if comes else shares[:3] == [0.0, 1.0, 0.0])
 
 
 def test_one_that_is_asked_to_end_waits_for_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
