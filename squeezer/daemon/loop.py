@@ -101,7 +101,8 @@ class Daemon:
         self._watched[self._receiver.fd] = self._hear
         self._silence = Silence()
         self._progress = ProgressLine()
-        self._place: tuple[set[int], str] | None = None  # where the main job ran when it was last looked for
+        self._main_pid = 0  # the job's that has said hello last
+        self._place: tuple[set[int], str] | None = None  # where it ran when it was last looked for
         self._follow_ns = 0  # when it is looked for again
         self._ended = False
 
@@ -251,6 +252,7 @@ class Daemon:
     def _join(self, main_pid: int) -> None:
         """Run where this job does, the side task too, which may have served another job before."""
         self._silence = Silence()
+        self._main_pid = main_pid
         self._run_beside(main_pid)
         groups = cpu_group(), cpu_group(main_pid)
         if groups[0] != groups[1] and self._side_task is not None:
@@ -278,9 +280,8 @@ class Daemon:
         if now_ns < self._follow_ns:
             return
         self._follow_ns = now_ns + FOLLOW_EVERY_NS
-        main_pid = self._page.words[Field.MAIN_PID]
-        if main_pid and place_of(main_pid) not in (None, self._place):
-            self._run_beside(main_pid)
+        if place_of(self._main_pid) not in (None, self._place):
+            self._run_beside(self._main_pid)
 
     def _start_first_side_task(self) -> None:
         if self._device.needs_job:

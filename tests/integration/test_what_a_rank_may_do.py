@@ -2,11 +2,13 @@
 
 import os
 import signal
+import struct
 import time
 from pathlib import Path
 
 import pytest
 
+from ds_hooks.shared.page.file import page_path
 from ds_hooks.shared.page.layout import Field
 from tests.support.sandbox import Sandbox, cpu_ticks, wait_for
 
@@ -72,6 +74,22 @@ def test_a_rank_that_goes_to_other_cores_takes_daemon_and_side_task_along(sandbo
         wait_for(lambda pid=pid: os.sched_getaffinity(pid) == {cores[1]}, "all on the other core", patience_s=20)
     sandbox.works()
     assert sandbox.word(Field.SIDE_PROCESS) == side
+    assert job.finish() == 0
+    assert keeper.ended() == 0
+
+
+def test_a_rank_that_writes_another_process_over_its_name_is_not_lost(sandbox: Sandbox) -> None:
+    """By a wild pointer: all processes of a job may write to the page."""
+    job = sandbox.job()
+    keeper = sandbox.daemon_of(job, sandbox.config("endless.py"))
+    sandbox.works()
+    daemon = sandbox.word(Field.DAEMON_PID)
+    for pid in (2**40, job.pid):
+        with page_path(sandbox.directory, 0).open("r+b") as page:
+            os.pwrite(page.fileno(), struct.pack("<q", pid), 8 * Field.MAIN_PID)
+        time.sleep(1.5)
+    sandbox.works()
+    assert sandbox.word(Field.DAEMON_PID) == daemon and not sandbox.events("fault")
     assert job.finish() == 0
     assert keeper.ended() == 0
 
