@@ -85,6 +85,12 @@ def test_fewer_steps_are_left_alone_once_the_slowdown_is_known_to_be_within_the_
     assert max(each.cost for each in found) <= 0.008
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_small_slowdown_that_begins_late_amid_noise_is_not_passed_over(ranks: int) -> None:
+    found = [simulate(white(np.random.default_rng(s), 4500, 0.03), 0.04, s, begins=3000, ranks=ranks) for s in range(6)]
+    assert max(each.shut_at or 1500 for each in found) <= 400
+
+
 def test_squeezing_that_makes_steps_shorter_is_let_alone() -> None:
     outcome = simulate(white(np.random.default_rng(0), 5000, 0.03), -0.04, 0)
     assert outcome.shut == 0 and outcome.squeezed > 0.98 * MOST_SQUEEZED
