@@ -23,6 +23,7 @@ import importlib.util
 import io
 import pkgutil
 import runpy
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -33,6 +34,9 @@ from ds_hooks.shared.renamed_commands import refuse
 from ds_hooks.whose_error import is_of_the_script
 
 USAGE = "usage: python -m ds_hooks [--module] SCRIPT [ARGUMENT …]"
+THREADS_END_S = 0.02
+"""How long threads have at the end. One of gloo's frees the tensors of the last collective a moment later, and takes
+the GIL for that; one that comes when Python is on its way out aborts the process. On one core it comes late."""
 
 
 class _AttachWhenImported(importlib.abc.MetaPathFinder):
@@ -142,8 +146,9 @@ def main(arguments: list[str] | None = None) -> None:
                 f"deepspeed.initialize(model=...) with a PipelineModule or a DualPipeVModule, and, in processes that "
                 f"the script starts itself, ds_hooks.attach(engine)"
             )
+        time.sleep(THREADS_END_S)
 
-    atexit.register(finish)
+    atexit.register(finish)  # the first, so it runs last
     sys.argv = [script, *script_arguments]
     path = str(Path(script).absolute())  # as Python does: a script may change its directory
     if is_module:

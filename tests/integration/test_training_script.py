@@ -104,6 +104,19 @@ def test_what_is_no_source_runs_too(project: Path, script: str) -> None:
     assert f"['{script}', '1']" in alone.stdout
 
 
+def test_a_thread_that_wants_the_gil_at_the_end_gets_it_before_python_is_on_its_way_out(project: Path) -> None:
+    """As one of gloo's that frees the last collective's tensors: too late, it would abort the process."""
+    (project / "src" / "train.py").write_text(
+        "import atexit, os, threading, time\n"
+        "last = threading.Event()\n"
+        "late = lambda: (last.wait(), time.sleep(0.001), os.write(1, b'freed'))\n"
+        "threading.Thread(target=late, daemon=True).start()\n"
+        "atexit.register(last.set)\n"
+    )
+    ended = run(project, "-m", "ds_hooks", "../src/train.py")
+    assert ended.returncode == 0 and ended.stdout == "freed"
+
+
 def test_nothing_is_imported_from_where_it_starts(project: Path) -> None:
     for name in ("random", "uuid", "token", "select", "zmq", "notice"):
         (project / "here" / f"{name}.py").write_text("raise SystemExit('this is no part of the training')")
