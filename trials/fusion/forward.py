@@ -12,6 +12,8 @@ from trials.fusion.errors import ApartError, RefusedError, is_out_of_memory
 from trials.fusion.graph.inputs import Inputs, arguments, moved
 from trials.fusion.graph.program import Program
 from trials.fusion.graph.trace import FORWARD
+from trials.fusion.layers.memory_order import Orders
+from trials.fusion.own_code.draw_orders import in_orders
 from trials.fusion.own_code.mapped import Mapped
 from trials.fusion.own_code.streams import saved
 from trials.fusion.own_code.trees import apart, dims_of, heads
@@ -63,16 +65,21 @@ class Whole:
             self._mapped.module.forward = getattr(self._mapped.module, method)
             self._mapped.memo.is_allowed = False
         self._inner = self._mapped.number_inside(modes, units, vectors)
-        self._name, self._reason = name, reason
+        self._name, self._reason, self._orders = name, reason, Orders()
 
     def bind(self, rows: Rows) -> None:
         """See `Way`."""
+        self._rows = rows
         self._mapped.bind(rows)
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:
         """See `Way`."""
         by_name = dict(kwargs)
-        return self._mapped.run(args, by_name, (dims_of(args, per_trial), dims_of(by_name, per_trial)))
+        dims = dims_of(args, per_trial), dims_of(by_name, per_trial)
+        output = self._mapped.run(args, by_name, dims)
+        if self._rows.are_drawn_for:
+            output = in_orders(self._orders, output, self._mapped, self._rows, args, by_name, dims)
+        return output
 
     def declare_backward(self) -> None:
         """See `Way`."""

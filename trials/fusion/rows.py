@@ -33,6 +33,7 @@ class Rows:
         again: long layers on a CPU call it between their parts, to ask the gate once more.
         settle: waits until all that the gate has let through has ended.
         drawn: see `trials.fusion.own_code.inner.Streams`.
+        are_drawn_for: whether something is drawn for each element of the forward's outputs, as by the loss.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Rows:
         self.reached, self.backward = Reached(), Backward()
         self.unread = unread
         self.drawn: list[Drawn] | None = None
+        self.are_drawn_for = False
         self.again: Callable[[], None] = ask_no_gate
         self.settle: Callable[[], None] = ask_no_gate
         self.rebind: Callable[[], None] = ask_no_gate

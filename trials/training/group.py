@@ -29,7 +29,7 @@ from trials.training.progress import wait_for_score
 from trials.training.roster import Roster
 from trials.training.scheduler_steps import SchedulerSteps
 from trials.training.scores.objectives import Score
-from trials.training.scores.scalars import scalars_of
+from trials.training.scores.scalars import draw_for_outputs, scalars_of
 from trials.training.scores.scored import ScoredGroup
 from trials.training.shared import held_once, let_go, refuse_unequal, revived
 from trials.training.trial_state import TrialState
@@ -77,6 +77,9 @@ class TrialGroup(ScoredGroup):
         structures = [member.structure for member in members]
         once = held_once(self._study, members)
         self._fused = assemble(models, structures, self._generators(members), self._units, self._way, once)
+        if draw_for_outputs(self._study):
+            self._fused.rows.are_drawn_for = True
+            self._fused.bind()
         self._template = models[0]
         let_go(self._template, self._fused.rows)
         self._optimizers, progress = fuse_optimizers_of(self._study, members, self._fused.rows)

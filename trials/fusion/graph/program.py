@@ -61,7 +61,7 @@ class Program:
         self._size = rows.size
         for step in self.steps:
             step.bind(rows)
-        keep_orders(self.steps)
+        keep_orders(self.steps, rows.are_drawn_for)
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], per_trial: bool) -> Any:
         """Run all layers.

@@ -71,9 +71,11 @@ class Step(abc.ABC):
         """Compute the value and its flag."""
 
 
-def keep_orders(steps: Sequence[Step]) -> None:
-    """Let those of the `steps` keep the order in memory of the trial alone that are before one that draws."""
-    is_drawn = False
+def keep_orders(steps: Sequence[Step], is_drawn: bool = False) -> None:
+    """Let those of the `steps` keep the order in memory of the trial alone that are before one that draws.
+
+    `is_drawn` says whether something is drawn for what they give in the end.
+    """
     for step in reversed(steps):
         step.keeps_order = is_drawn
         is_drawn = is_drawn or step.draws()

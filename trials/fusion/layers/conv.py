@@ -18,6 +18,7 @@ from trials.fusion.compared.reads import code_of, names_in
 from trials.fusion.errors import RefusedError
 from trials.fusion.layers.memory_order import Order, as_ordered, kept_order, order_of, reordered
 from trials.fusion.layers.per_example import fold
+from trials.fusion.own_code.drawing import DRAWING
 from trials.fusion.registry import FuseError, JointLayer, Layer, label, rule
 from trials.fusion.rows import Rows
 from trials.fusion.shared_base import only
@@ -244,10 +245,4 @@ def draws(model: nn.Module) -> bool:
     layers = any(
         (isinstance(m, (nn.Dropout, nn.AlphaDropout)) and m.p) or isinstance(m, nn.RReLU) for m in model.modules()
     )
-    return layers or any(names_in(code) & _DRAWING for code in code_of(model))
-
-
-_DRAWING = {
-    *("dropout", "dropout_", "alpha_dropout", "native_dropout", "rand_like", "randn_like", "randint_like", "rrelu"),
-    *("bernoulli", "bernoulli_", "normal_", "uniform_", "gumbel_softmax", "rrelu_"),
-}
+    return layers or any(names_in(code) & DRAWING for code in code_of(model))

@@ -41,10 +41,16 @@ def draws_for_each(function: Any, arguments: Mapping[str, Any]) -> bool:
     """
     name, rate = getattr(function, "__name__", function), arguments.get("p")
     is_off = arguments.get("training") is False or (isinstance(rate, (int, float)) and not rate)
-    return name in _FOR_EACH and not is_off
+    return name in FOR_EACH and not is_off
 
 
-_FOR_EACH = _ALL - {"dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"}
+FOR_EACH = _ALL - {
+    *("dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout", "rand", "randn", "randint", "randperm"),
+}
+"""Names of functions and methods that draw a number for each element of a tensor that they are given."""
+
+DRAWING = FOR_EACH | {"dropout_", "alpha_dropout_", "sample", "rsample"}
+"""Names in code that draws such numbers. The last two are methods of ``torch.distributions``."""
 
 
 def may_draw_unseen(function: Any) -> bool:

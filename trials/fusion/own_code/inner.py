@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten
 
 from trials.fusion.graph.observer import comparing
 from trials.fusion.graph.tracer import settings
-from trials.fusion.layers.conv import as_alone
+from trials.fusion.layers.conv import as_alone, draws
 from trials.fusion.layers.memory_order import order_of
 from trials.fusion.own_code.drawing import Drawn, draws_for_each
 from trials.fusion.own_code.streams import continue_from, note
@@ -23,13 +23,22 @@ from trials.fusion.units import LayerUnits
 
 
 class OwnCode(Protocol):
-    """A layer without a rule, run by its own code: `trials.fusion.own_code.mapped.Mapped`."""
+    """A layer without a rule, run by its own code: `trials.fusion.own_code.mapped.Mapped`.
+
+    Attributes:
+        ran_apart: whether its last call ran one trial after another, and not under `vmap`.
+    """
+
+    ran_apart: bool
 
     def bind(self, rows: Rows) -> None:
         """Take the tensors of `rows`; called after they were built or changed."""
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         """Call the layer for all trials; see `Inner.run`. Every tensor in its output has the leading axis K."""
+
+    def run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        """Return what `run` would give for the first trial. It runs alone, on copies."""
 
     def way(self, reason: str) -> str:
         """Return how the layer is computed. `reason` is why it has no rule."""
@@ -53,6 +62,7 @@ class Inner:
         self.rule, self.mapped, self.units = rule, mapped, units
         self.training, self.forward, self.entries = module.training, as_alone(module), tensor_entries(module, whole)
         self._apart: list[tuple[Tensor, int]] = []
+        self._draws_itself: bool | None = None  # not known yet
         self._inside = list(module.modules())
         self._settings = self._found()
 
@@ -68,7 +78,11 @@ class Inner:
         """Return the output, and its `vmap` dimensions."""
         if not isinstance(self.rule, Layer) or self.mapped is not None:
             assert self.mapped is not None  # there is one wherever there is no rule
+            noted = len(self._rows.drawn or ())
             output = self.mapped.run(args, kwargs, dims)
+            if self.mapped.ran_apart and self._rows.drawn is not None:
+                del self._rows.drawn[noted:]  # by a try under `vmap`
+                self._note_drawn(args, kwargs, dims)
             self.units.seen(output)
             return output, dims_of(output, per_trial=True)
         self._note_drawn(args, kwargs, dims)
@@ -97,9 +111,9 @@ class Inner:
         note(stream)  # whatever runs while the gate is closed may draw random numbers too
         self.units.enter()
         continue_from(stream)
-        if self.mapped is None:
-            self._note_drawn(args, kwargs, ((None,) * len(args), dict.fromkeys(kwargs)))
-            self._rows.drawn = None  # a rule has nothing noted inside
+        if self.mapped is None or self.mapped.ran_apart:
+            self._note_drawn(args, kwargs, dims_of((args, kwargs), per_trial=False))
+            self._rows.drawn = None  # nothing is noted inside
         output = self.forward(*args, **kwargs)
         self._rows.drawn = drawn
         if drawn is None:
@@ -108,9 +122,16 @@ class Inner:
         return output
 
     def _note_drawn(self, args: Any, kwargs: Any, dims: Any) -> None:
-        if self._rows.drawn is not None and self.training and isinstance(self.rule, Layer) and self.rule.draws:
-            owned = [dim == 0 for dim in (*dims[0], *dims[1].values())]
-            note_drawn(self._rows, (*args, *kwargs.values()), owned)
+        """Note that its inputs lie so, if it draws for them by a rule, or trial by trial."""
+        if self._rows.drawn is not None and self._draws():
+            note_drawn(self._rows, tree_flatten((args, kwargs))[0], [dim == 0 for dim in tree_flatten(dims)[0]])
+
+    def _draws(self) -> bool:
+        if isinstance(self.rule, Layer) and self.mapped is None:
+            return self.training and self.rule.draws
+        if self._draws_itself is None:
+            self._draws_itself = draws(self._inside[0])
+        return self._draws_itself
 
     def check(self) -> None:
         """Check that the code around it has not changed it for this call.

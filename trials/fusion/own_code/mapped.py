@@ -42,12 +42,12 @@ class Mapped:
 
     Attributes:
         label: the module's name in units and errors.
-        looped: why the trials run one after another; empty while `vmap` computes them.
+        looped: why the trials run one after another; empty while `vmap` computes them. See also `OwnCode`.
         memo: what it keeps.
     """
 
     def __init__(
-        self, module: nn.Module, path: str, modes: dict[str, bool], units: LayerUnits, is_inside: bool = False
+        self, module: nn.Module, path: str, modes: dict[str, bool], units: LayerUnits, outer: DrawOrders | None = None
     ) -> None:
         """Take a copy of one trial's `module`.
 
@@ -56,7 +56,7 @@ class Mapped:
             path: its path in the model.
             modes: path in the model -> whether that module is in training mode.
             units: its own, to ask the gate for.
-            is_inside: whether code around it runs as a whole too.
+            outer: of the code around it, if that runs as a whole too.
 
         Raises:
             RefusedError: the module cannot be copied, or its code finds tensors elsewhere.
@@ -78,10 +78,10 @@ class Mapped:
         self._inner: dict[str, Inner] = {}
         self._row: Tensor | None = None
         self._stream: torch.Generator | None = None
-        self._together, self._orders, self._changing = Together(self._inner), DrawOrders(is_inside), set[str]()
+        self._together, self._orders, self._changing = Together(self._inner), outer or DrawOrders(), set[str]()
         self._seen = is_graph = isinstance(self.module, fx.GraphModule)  # what tracing saw needs no second look
         self.memo = Memo(nn.Module() if is_graph else self.module, path)
-        self._plain, self._is_inside, self._unlike = self.module, is_inside, 0
+        self._plain, self._is_inside, self._unlike, self.ran_apart = self.module, outer is not None, 0, False
         if is_graph:  # fx's own prints what it raises
             setattr(type(self.module), "__call__", nn.Module.__call__)  # noqa: B010
 
@@ -105,7 +105,7 @@ class Mapped:
             if getattr(module, "inplace", False) or (isinstance(rule, Layer) and rule.free):
                 continue
             own = LayerUnits(units, f"{label(module, path)} forward")
-            mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, own, is_inside=True)
+            mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, own, self._orders)
             self._inner[path] = Inner(rule, mapped, own, module, self.module)
             module.forward = self._leaving(self._inner[path])
         return [inner.units for inner in self._inner.values()]
@@ -167,6 +167,7 @@ class Mapped:
                 output, reason = self._try_vmap(args, kwargs, dims, restore)
                 if output is None and unchanged is not None:
                     unchanged.check()  # a global variable may hold what exists under `vmap` alone
+            self.ran_apart = output is None
             if output is None and versions == [tensor._version for tensor in inputs]:
                 output = self._trials(args, kwargs, dims, restore)
         if versions != [tensor._version for tensor in inputs]:
@@ -184,8 +185,7 @@ class Mapped:
     ) -> tuple[Any, str]:
         """Return the output, or why `vmap` fails. Then all is as before."""
         try:
-            output = self._vmap(args, kwargs, dims)
-            self._unlike = 0
+            output, self._unlike = self._vmap(args, kwargs, dims), 0
             return output, ""
         except RefusedError:
             raise
@@ -237,27 +237,28 @@ class Mapped:
         mapped = torch.vmap(one, in_dims=(0, axes, 0, *dims), randomness="error")
         # a backward may need what a replaced buffer was before
         own = {name: t.clone() if name in self._changing else t for name, t in self._buffers.items()}
-        with self._orders.compared(self._rows, (args, kwargs), partial(self._draw_alone, args, kwargs, dims)):
+        with self._orders.compared(self._rows, (args, kwargs), partial(self.run_first, args, kwargs, dims)):
             outputs, replaced = mapped(rows, parameters, own, args, kwargs)
-            for name, tensor in replaced.items():
-                self._buffers[name].data.copy_(tensor.detach())
             self._put_back(0, reshaped, args, kwargs, dims, by_vmap=True)
+        for name, tensor in replaced.items():
+            self._buffers[name].data.copy_(tensor.detach())
         return self._rows.backward.lend(together[0](outputs), None, self.units)
 
-    def _draw_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> None:
-        """Run the first trial by itself, on copies, to see for what it draws."""
-        self._row = None
+    def run_first(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
+        """Return the output of the first trial alone, on copies, which says how all of it lies in memory."""
+        restore, self._row = saved({}, self._rows.generators), None
         self._varying.set_row(0)
         with self._drawing_from(self._rows.generators[0]):
-            self._lone_call(0, args, kwargs, dims).run(self.module)
+            output = self._lone_call(0, args, kwargs, dims).run(self.module)
         self._varying.set_common()
         self._set_modes()
         self.memo.kept.put_back()
+        restore()
+        return output
 
     def _trials(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any], restore: Callable[[], None] | None
     ) -> Any:
-        """Run the trials by themselves."""
         run = self._one_by_one if self._rows.size > 1 or self._changing else self._alone
         try:
             return run(args, kwargs, dims)
@@ -354,7 +355,6 @@ class Mapped:
         return LoneCall(tensors, own_args, own_kwargs, self._rows.generators[row], self.units.enter)
 
     def _set_modes(self) -> None:
-        """Set all modules to their modes, which a forward may have changed."""
         for module, training in self._modes.items():
             module.training = training
 
@@ -371,10 +371,9 @@ class Mapped:
     def call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Call `function` for the module's code, by its rule if it has one."""
         inner = None if self._row is None else instead(function, args, kwargs, self._rows, self._together)
-        if inner is None:
-            return function(*args, **kwargs)
-        output = self._below(inner, args, kwargs)
-        return inner.answer if isinstance(inner, Value) else output
+        output = function(*args, **kwargs) if inner is None else self._below(inner, args, kwargs)
+        found = inner.answer if isinstance(inner, Value) else output
+        return found if self._row is None else self._orders.went(function, args, kwargs, found)
 
     def _below(self, inner: Inner | Outside, args: Any, kwargs: Any) -> Any:
         row, self._row = self._row, None  # what `inner` calls is outside the `vmap`
@@ -392,6 +391,7 @@ class Mapped:
             if self._row is not None and self._together.are_given(inner.entries):
                 inner.check()
                 self._together.check_layer(args, kwargs)
+                self._orders.went(inner.units.name)
                 return self._below(inner, args, kwargs)
             if self._stream is None:
                 return inner.forward(*args, **kwargs)

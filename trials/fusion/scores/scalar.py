@@ -248,7 +248,8 @@ class Scalar:
                 return found
             rule = by_rule(function, args, kwargs, streams, rules)
             if rule is None:
-                return function(*args, **kwargs)
+                return self._orders.went(function, args, kwargs, function(*args, **kwargs))
+            self._orders.went(function, args, kwargs)
             with rules.outside():
                 return below(rule, of_trial[0], args, kwargs)
 

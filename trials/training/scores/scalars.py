@@ -6,11 +6,12 @@ from functools import partial
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from trials.fusion.own_code.drawing import DRAWING
 from trials.fusion.scores.scalar import Scalar
 from trials.fusion.ways import Way
 from trials.own_logger import own_logger
 from trials.study import Study
-from trials.training.inputs.study_state import StudyState
+from trials.training.inputs.study_state import StudyState, names_read
 from trials.training.scores.objectives import score_functions
 
 log = own_logger(__name__)
@@ -26,6 +27,11 @@ def scalars_of(study: Study, way: Way) -> dict[str, Scalar]:
         name: Scalar(f"Study.{name}", function, way, say, StudyState(study, name, _functions).prove)
         for name, function in _functions(study).items()
     }
+
+
+def draw_for_outputs(study: Study) -> bool:
+    """Whether the code of the loss or a score names functions that draw a number for each element of a tensor."""
+    return not names_read(type(study), ("loss", "score")).isdisjoint(DRAWING)
 
 
 def _functions(study: Study) -> dict[str, Callable[..., Tensor]]:

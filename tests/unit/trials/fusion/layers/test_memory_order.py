@@ -1,6 +1,7 @@
 """Dropout draws in the order of memory, so fused layers keep the order that a trial alone has, as channels_last."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from tests.support.fused_and_solo import ToyStudy, assert_fused_is_solo, members
+from tests.support.fused_and_solo import Solo, ToyStudy, assert_fused_is_solo, assert_same_trial, members
 from trials import TrialGroup
 from trials.fusion import FuseError
 from trials.fusion.autotune import pinned
@@ -226,6 +227,101 @@ def test_a_new_form_of_inputs_is_compared_anew() -> None:
     assert LOOPED in group.ways()[0][1]
 
 
+class Plain(Called):
+    """Draws nothing itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(self.first(x))
+
+
+class PlainUntraced(Plain):
+    def forward(self, x: Tensor) -> Tensor:
+        list(x.shape)
+        return super().forward(x)
+
+
+class Drops(ToyStudy):
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.dropout(outputs, 0.4).square().mean()
+
+
+@pytest.mark.parametrize("kind", [Plain, PlainUntraced])
+@pytest.mark.parametrize("name", ["pad", "roll", "tokens", "pairs"])
+def test_outputs_for_which_a_loss_draws_keep_the_order(name: str, kind: type[Plain]) -> None:
+    data = [(x.double(), torch.zeros(len(x))) for x in _data(last=True)]
+    study = Drops(lambda n: kind(CALLS[name], nn.Identity()).double(), "sgd", data)
+    group, solos = TrialGroup(study, members(study, range(3)), OpenGate()), [Solo(study, n) for n in range(3)]
+    for batch in data:
+        group.train_step(*batch)
+        for solo in solos:
+            solo.step(*batch)
+    for row, solo in enumerate(solos):
+        assert_same_trial(group, row, solo)
+
+
+def test_a_rate_that_joins_is_compared() -> None:
+    """What draws nothing yet is not known to draw in the right order."""
+    data = [(x.double(), torch.zeros(len(x))) for x in _data(last=True)]
+    study = ToyStudy(lambda n: Untraced(CALLS["pad"], nn.Dropout(0.2 * (n == 2))).double(), "sgd", data)
+    group, solos = TrialGroup(study, members(study, range(2)), OpenGate()), [Solo(study, n) for n in range(3)]
+    for joining in ([], [2]):
+        group.add(members(study, joining))
+        for batch in data:
+            group.train_step(*batch)
+            for solo in solos[: group.size]:
+                solo.step(*batch)
+    for row, solo in enumerate(solos):
+        assert_same_trial(group, row, solo)
+
+
+class Branches(Untraced):
+    """Gives the order of channels_last for some inputs alone."""
+
+    def __init__(self, asked: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(CALLS["pad"], nn.Dropout(0.4))
+        self.asked = asked
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        is_last = self.asked(x, y) > 0
+        axes, back = ((0, 2, 3, 1), (0, 3, 1, 2)) if is_last else ((0, 1, 2, 3), (0, 1, 2, 3))
+        return self.drop(self.call(y.permute(axes).contiguous().permute(back)))
+
+
+ASKED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "all share": lambda x, y: x[0, 0, 0, 0],
+    "each has": lambda x, y: (y * 0).mean() + x[0, 0, 0, 0],
+    "as a number": lambda x, y: x[0, 0, 0, 0].item(),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_another_way_through_the_code_is_compared_anew(name: str) -> None:
+    data = _data()
+    for x, value in zip(data, (-1.0, 1.0), strict=True):
+        x[0, 0, 0, 0] = value
+    group = assert_fused_is_solo(lambda n: Branches(ASKED[name]), data, "sgd")
+    assert LOOPED in group.ways()[0][1]
+
+
+class AsksForItself(nn.Module):
+    """Trials have other answers, so it runs in a loop, and then drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, y: Tensor) -> Tensor:
+        factor = (y * self.scale).sum().item()
+        return functional.dropout(y * (1.0 + 1e-3 * factor), 0.4, self.training)
+
+
+@pytest.mark.parametrize("name", ["pad", "pairs"])
+def test_what_a_looped_layer_draws_for_is_compared(name: str) -> None:
+    group = assert_fused_is_solo(lambda n: Untraced(CALLS[name], AsksForItself()), _data(last=True), "sgd")
+    assert (LOOPED in group.ways()[0][1]) == (name in LOSE)
+
+
 def test_layers_without_a_rule_keep_the_order() -> None:
     def make(n: int) -> nn.Module:
         return nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 6, 3)), nn.Dropout(0.4), nn.Conv2d(6, 2, 1))
@@ -258,7 +354,17 @@ def test_layers_that_run_in_a_loop_keep_any_order(change: Callable[[nn.Multihead
     )
 
 
-@pytest.mark.parametrize("draw", [lambda y: functional.dropout(y, 0.4), lambda y: y + torch.randn_like(y)])
+DRAWING: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda y: functional.dropout(y, 0.4),
+    "randn_like": lambda y: y + torch.randn_like(y),
+    "normal": lambda y: y + torch.normal(y.detach(), 0.5),
+    "poisson": lambda y: y + torch.poisson(y.detach().abs()),
+    "exponential_": lambda y: y + torch.empty_like(y).exponential_(),
+    "a distribution": lambda y: y * torch.distributions.Bernoulli(y.detach().sigmoid()).sample(),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWING.values(), ids=DRAWING)
 def test_functions_that_draw_count_as_dropout(draw: Callable[[Tensor], Tensor]) -> None:
     class Own(nn.Module):
         def __init__(self) -> None:
