@@ -131,13 +131,15 @@ which leaves little in the caches of what reading needs."""
 
 
 def _taken(study: Study, batches: Iterator[Batch], seen: BatchesSeen, alone: bool) -> Iterator[tuple[Batch, str]]:
-    """Yield `accumulated` batches, each with the mark up to it. Small copies are read ahead, after the first one."""
+    """Yield `accumulated` batches, each with the mark up to it. Small copies are read ahead, while they stay small.
+
+    Not so if the loss reads attributes: who reads a batch may change them in place for it.
+    """
     reading, count = accumulated(study, batches, alone), 1
-    are_copies = study.accumulate > 1 or not alone
+    may_lead = (study.accumulate > 1 or not alone) and not may_set(study)
     while found := [(batch, seen.mark) for batch in islice(reading, count)]:
         yield from found
-        if are_copies and count == 1 and _bytes(found[0][0]) <= SMALL_BYTES:
-            count = AHEAD
+        count = AHEAD if may_lead and max(_bytes(batch) for batch, _ in found) <= SMALL_BYTES else 1
 
 
 def _bytes(batch: Batch) -> int:

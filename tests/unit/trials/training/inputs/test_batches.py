@@ -81,3 +81,42 @@ def test_large_batches_and_those_of_one_epoch_are_read_one_by_one(examples: int,
     for step in range(1, 8):
         next(reading)
         assert len(study.read) == step * len(set(epochs))
+
+
+class Annealed(Noted):
+    """Its loss reads what is changed in place for each batch."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.step = [0]
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for at, batch in enumerate(super().batches(epoch)):
+            self.step[0] = at
+            yield batch
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return outputs.mean() * self.step[0]
+
+
+@pytest.mark.parametrize("epochs", [(2, 7), (2, 2)])
+def test_what_a_loss_reads_is_as_its_batch_has_left_it(epochs: tuple[int, int]) -> None:
+    study = Annealed()
+    for step, _ in enumerate(rounds(study, [Reader(number, {}, epoch) for number, epoch in enumerate(epochs)])):
+        assert study.step == [step]
+
+
+class Growing(Noted):
+    """Small batches first, as of a loader that sorts by length."""
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for at, batch in enumerate(super().batches(epoch)):
+            inputs, targets = batch
+            yield (inputs.repeat(SMALL_BYTES, 1), targets.repeat(SMALL_BYTES)) if at > 4 else batch
+
+
+def test_batches_that_grow_are_read_ahead_no_longer() -> None:
+    study = Growing(1)
+    for step, _ in enumerate(rounds(study, [Reader(0, {}, 2), Reader(1, {}, 7)])):
+        if step >= 9:
+            assert len(study.read) == 2 * (step + 1)
