@@ -112,7 +112,7 @@ class Inner:
         self.units.enter()
         continue_from(stream)
         if self.mapped is None or self.mapped.ran_apart:
-            self._note_drawn(args, kwargs, dims_of((args, kwargs), per_trial=False))
+            self._note_drawn(args, kwargs)
             self._rows.drawn = None  # nothing is noted inside
         output = self.forward(*args, **kwargs)
         self._rows.drawn = drawn
@@ -121,10 +121,12 @@ class Inner:
         self.units.before_backward(output)
         return output
 
-    def _note_drawn(self, args: Any, kwargs: Any, dims: Any) -> None:
-        """Note that its inputs lie so, if it draws for them by a rule, or trial by trial."""
+    def _note_drawn(self, args: Any, kwargs: Any, dims: Any = None) -> None:
+        """Note that its inputs lie so, if it draws for them by a rule, or trial by trial. No `dims`: of one trial."""
         if self._rows.drawn is not None and self._draws():
-            note_drawn(self._rows, tree_flatten((args, kwargs))[0], [dim == 0 for dim in tree_flatten(dims)[0]])
+            given = tree_flatten((args, kwargs))[0]
+            per_trial = [False] * len(given) if dims is None else [dim == 0 for dim in tree_flatten(dims)[0]]
+            note_drawn(self._rows, given, per_trial)
 
     def _draws(self) -> bool:
         if isinstance(self.rule, Layer) and self.mapped is None:
