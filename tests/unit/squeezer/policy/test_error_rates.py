@@ -50,7 +50,7 @@ def test_steps_of_two_lengths_at_random_are_hardly_ever_taken_for_a_slowdown() -
     assert harmed.shut > 2 and harmed.squeezed < 0.3, "a true slowdown is found all the same"
 
 
-SLOWDOWNS = [(0.02, 1000, 0.01), (0.04, 150, 0.01), (0.4, 60, 0.015)]
+SLOWDOWNS = [(0.02, 1000, 0.012), (0.04, 150, 0.01), (0.4, 60, 0.015)]
 
 
 @pytest.mark.parametrize(
