@@ -6,13 +6,15 @@ need be left alone while all stays as it was, and a slowdown that begins late is
 
 import math
 from collections import deque
-from statistics import fmean, median_low
+from statistics import median_low
 
 from squeezer.policy.slowdown import estimate
 
 LATEST = 4, 24, 80
 """So many steps are compared with those before them: a few for a large rise, more for a small one. With the first two
 alone, one of 4% at a noise of 3% was passed over in three of six runs, and then cost five times as much."""
+LOOKS = 4
+"""So often each of these windows is compared while it fills once. More would cost CPU time, and show little."""
 LEAST_BEFORE = 24
 MEMORY_STEPS = 256
 CLEAR = 4.0
@@ -33,6 +35,7 @@ class Rise:
     def __init__(self, least: float) -> None:
         self._least = least
         self._logs: deque[float] = deque(maxlen=MEMORY_STEPS)
+        self._steps = 0
         self._notices = 1.0
 
     def begin_anew(self) -> None:
@@ -43,18 +46,26 @@ class Rise:
         """Take one more length, as a logarithm. Returns by how much the latest are longer; 0: not clearly."""
         self._notices = min(NOTICES, self._notices + 1 / STEPS_PER_NOTICE)
         self._logs.append(log)
-        rise = max(map(self._of_latest, LATEST)) if self._notices >= 1 else 0.0
+        self._steps += 1
+        due = [count for count in LATEST if not self._steps % (count // LOOKS)]
+        rise = max([self._of_latest(count) for count in due]) if self._notices >= 1 else 0.0
         if rise:
             self._notices -= 1
             self._logs.clear()
         return rise
 
     def _of_latest(self, count: int) -> float:
-        """Their median, less the mean before: neither one long step counts, nor a sort of steps that is often long."""
+        """By how much their median exceeds the mean before, if their mean does so, too.
+
+        A median knows no single long step. A mean hardly depends on which of two sorts of steps a window has more of.
+        """
         logs = list(self._logs)
         before, latest = logs[:-count], logs[-count:]
-        rise = median_low(latest) - fmean(before) if len(before) >= LEAST_BEFORE else 0.0
-        if rise <= self._least:
+        if len(before) < LEAST_BEFORE:
+            return 0.0
+        usual, middle = sum(before) / len(before), median_low(latest)
+        least = min(middle, sum(latest) / count) - usual
+        if least <= self._least:
             return 0.0
         error = estimate(before).deviation * math.sqrt(MEDIAN_VARIANCE / count + 1 / len(before))
-        return rise if rise > CLEAR * error else 0.0
+        return middle - usual if least > CLEAR * error else 0.0

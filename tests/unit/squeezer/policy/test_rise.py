@@ -52,6 +52,16 @@ def test_single_long_steps_and_a_sort_that_is_often_long_are_none() -> None:
     assert noticed(Rise(0.01), [0.7 * (at % 2) for at in range(1000)]) == [], "every other step"
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_every_other_step_twice_as_long_is_none_though_some_steps_are_left_out(seed: int) -> None:
+    """Which are long is then no rhythm any more, and a median of both sorts is one of them by chance."""
+    drawn = random.Random(seed)
+    blocks = [range(at, at + 3) for at in range(0, 3000, 3) if drawn.random() < 0.9]
+    assert (
+        noticed(Rise(0.01), [math.log(2) * (at % 2) + drawn.gauss(0, 0.01) for block in blocks for at in block]) == []
+    )
+
+
 def test_a_machine_of_many_speeds_is_noticed_now_and_then_only() -> None:
     """A staircase: each step up is a clear rise."""
     steps = 20 * STEPS_PER_NOTICE
