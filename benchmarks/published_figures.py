@@ -1,10 +1,8 @@
 """Prints the figures on speed of README.md and docs/benchmarks.md, recomputed from benchmarks/results/.
 
-It measures nothing. `--details` adds every class of scenario and every mode, with the number of scenarios, the
-interval, and the lowest and the highest. A test compares the tables in the documents with this output.
+It measures nothing. A test compares the tables in the documents with this output.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,22 +14,8 @@ from benchmarks.shared.fusion_baselines import ALONE as ONE_AFTER_ANOTHER
 from benchmarks.shared.fusion_baselines import FUSED, FUSED_ADAMW, PROCESSES, VMAP
 from benchmarks.shared.intervals import ratio_with_ci95
 from benchmarks.shared.paths import RESULTS
-from benchmarks.utilization.class_figures import (
-    ClassFigure,
-    class_harvest,
-    class_slowdown,
-    harvest_ratio_range,
-    intervals_above_zero,
-    signed,
-    speed_cells,
-    speed_table,
-)
-from benchmarks.utilization.scenario_classes import CLASSES, GHOST_STAGES
-from benchmarks.windows.modes import ALONE, COOPERATIVE, NAIVE, ORACLE, PREEMPTIVE, SCHED_IDLE, STEP_GRAIN
 from squeezer.reports.student_t import t_quantile_975
 
-README_MODES = (COOPERATIVE, PREEMPTIVE)
-MODES = (COOPERATIVE, PREEMPTIVE, STEP_GRAIN, SCHED_IDLE, NAIVE, ALONE)
 HOOKED = {"real_two_ranks": "real job", "ghost_4_0_4": "first of 4 stages", "ghost_4_1_4": "second of 4 stages"}
 SMALL_MLP = "mlp_32"
 MEANS = "÷ one trial after another; with `AdamW(fused=True)`; by `vmap`; in K processes on one core"
@@ -43,12 +27,6 @@ FUSION_COLUMNS = {
     PROCESSES: "over K processes",
 }
 """Baseline -> the head of its column."""
-GHOST_ROWS = {
-    1: "slowdown, ghost stages",
-    3: "harvest, long bubbles",
-    4: "harvest, short bubbles: lowest to highest",
-}
-"""Place in `speed_cells` -> the row of the README."""
 REAL_JOBS = {"pretrain": "a Transformer, `examples/pretrain.py`", "denoise": "convolutions, `examples/denoise.py`"}
 REAL_JOB_ROWS = {
     "slowdown, against cores that are kept awake": "slowdown",
@@ -68,17 +46,9 @@ REAL_JOB_PARTS = {
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.published_figures", description=__doc__)
-    parser.add_argument("--details", action="store_true", help="every class of scenario and every mode")
-    options = parser.parse_args()
-    runs = raw_runs("bubble_utilization")
-    real = raw_runs("real_jobs")
-    parts = real_job_parts(raw_runs("real_jobs_placebos"))
-    tables = real_jobs_table(real), parts, readme_table(runs), speed_table(runs), other_table(), twins_table()
-    fused = fusion_table(raw_runs("fusion"))
-    print(*tables, fused, sep="\n\n")
-    if options.details:
-        print("", *details(runs), sep="\n")
+    real, parts = real_jobs_table(raw_runs("real_jobs")), real_job_parts(raw_runs("real_jobs_placebos"))
+    tables = real, parts, short_table(), other_table(), twins_table()
+    print(*tables, fusion_table(raw_runs("fusion")), sep="\n\n")
 
 
 def raw_runs(benchmark: str) -> list[dict[str, Any]]:
@@ -117,16 +87,12 @@ def _real_job_lines(figures: Mapping[str, Any], rows: Mapping[str, str]) -> list
     return lines
 
 
-def readme_table(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The figures of our two modes on ghost stages, and those of both, in Markdown."""
-    lines = ["| figure (95% interval) | cooperative: the only mode on a GPU | preemptive: the default on a CPU |"]
-    lines.append("|---|---|---|")
-    cells = [speed_cells(runs, mode) for mode in README_MODES]
-    lines += [f"| {name} | {' | '.join(of_mode[at] for of_mode in cells)} |" for at, name in GHOST_ROWS.items()]
+def short_table() -> str:
+    """What the README has of `other_table`."""
     hooks, *_, fused, _ = _other_figures()
     named = (("slowdown by the hooks alone, real job", hooks), (f"speed of fused trials, {MEANS}", fused))
-    lines += [f"| {name} | {value} | the same |" for name, (_, value, _) in named]
-    return "\n".join(lines)
+    lines = ["| figure (95% interval) | value |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {value} |" for name, (_, value, _) in named)])
 
 
 def twins_table() -> str:
@@ -198,41 +164,6 @@ def over_own_single(run: Mapping[str, Any]) -> tuple[float, tuple[float, float]]
     degrees = sum(errors) ** 2 / sum(e**2 / (len(s) - 1) for e, s in zip(errors, samples, strict=True))
     middle, half = fmean(samples[0]) - fmean(samples[1]), t_quantile_975(int(degrees)) * math.sqrt(sum(errors))
     return math.exp(middle), (math.exp(middle - half), math.exp(middle + half))
-
-
-def details(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Every class and mode; the ghost stages whose own interval lies above zero; ratios of harvests, in Markdown."""
-    yield "| class | in the bubbles | slowdown against the idle class | by scenario | harvest | by scenario |"
-    yield "|---" * 6 + "|"
-    for of in (*CLASSES, GHOST_STAGES):
-        for mode in MODES:
-            slowdown = None if mode == SCHED_IDLE else class_slowdown(runs, of, mode)
-            harvest = None if mode in (NAIVE, ALONE) else class_harvest(runs, of, mode)
-            yield f"| {of.title} | {mode} | {' | '.join((*_slowdown(slowdown), *_harvest(harvest)))} |"
-    yield ""
-    for mode in (COOPERATIVE, PREEMPTIVE, STEP_GRAIN):
-        above, count = intervals_above_zero(runs, mode)
-        named = [f"{name} {signed(estimate)}" for name, estimate in above.items()]
-        yield f"- {mode}: {len(above)} of {count} ghost stages have an interval above zero{'; '.join(['', *named])}"
-    for mode, other in ((COOPERATIVE, ORACLE), (COOPERATIVE, STEP_GRAIN), (PREEMPTIVE, STEP_GRAIN)):
-        low, high, count = harvest_ratio_range(runs, mode, other)
-        yield f"- harvest at equal speed, {mode} ÷ {other}: {low:.2f} to {high:.2f} in {count} runs"
-
-
-def _slowdown(figure: ClassFigure | None) -> tuple[str, str]:
-    if figure is None:
-        return "", ""
-    low, high = (_percent(bound, 1) for bound in figure.bounds)
-    return f"{signed(figure.estimate)}, n = {figure.estimate.units}", f"{low} to {high}" * (len(figure.by_scenario) > 1)
-
-
-def _harvest(figure: ClassFigure | None) -> tuple[str, str]:
-    if figure is None:
-        return "", ""
-    mean, low, high = (f"{100 * value:.0f}" for value in figure.estimate[:3])
-    least, most = (f"{100 * bound:.0f}" for bound in figure.bounds)
-    shown = f"{mean}% ({low} to {high}), n = {figure.estimate.units}"
-    return shown, f"{least} to {most}%" * (len(figure.by_scenario) > 1)
 
 
 def _percent(ratio: float, digits: int) -> str:

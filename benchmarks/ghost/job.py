@@ -16,14 +16,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.ghost.model import Timing
 from benchmarks.ghost.network import EXAMPLES, Network, of_example
 from benchmarks.ghost.program import GhostShape
 from benchmarks.ghost.recording import read_recordings
 from benchmarks.ghost.stage import GhostStage
 from benchmarks.shared.toggle import Toggled
 from benchmarks.windows.baselines import ready_processes
-from benchmarks.windows.modes import ENVIRONMENT, ORACLE, STEP_GRAINS, Windows
+from benchmarks.windows.modes import ENVIRONMENT, STEP_GRAINS, Windows
 from ds_hooks import attach
 from ds_hooks.shared.page.file import Page, page_path, runtime_dir
 from ds_hooks.shared.page.layout import Field, SideActivity
@@ -53,11 +52,8 @@ def wait_for_files(files: list[Path]) -> None:
         time.sleep(0.05)
 
 
-class WindowedWaits:
-    """What windows want when a wait begins.
-
-    In the oracle's, a permit lasts to the true end of the wait, which a ghost knows in advance. In those of step grain,
-    its process is woken, as our hooks wake our side task.
+class StepGrainWakes:
+    """Wakes the process of step grain in its windows when a wait begins, as our hooks wake our side task.
 
     Args:
         windows: the windows of the run.
@@ -65,17 +61,15 @@ class WindowedWaits:
     """
 
     def __init__(self, windows: Windows, baselines: Mapping[str, int]) -> None:
-        self._windows, self._baselines = windows, baselines
+        self._windows = windows
+        self._baselines = {mode: process for mode, process in baselines.items() if mode in STEP_GRAINS}
         self._page = Page.open(page_path(runtime_dir(), 0))
 
-    def on_wait(self, arrival_ns: int) -> None:
-        """Set the open bubble's permit in place of the planned one, or wake a process."""
-        words = self._page.words
-        mode = self._windows.locate(words[Field.STEP]).mode
-        if mode == ORACLE and words[Field.BUBBLE] & 1 and words[Field.PERMIT_UNTIL_NS]:  # it is squeezed
-            words[Field.PERMIT_UNTIL_NS] = arrival_ns
-        elif mode in STEP_GRAINS and mode in self._baselines:
-            os.kill(self._baselines[mode], WAKE_SIGNAL)
+    def on_wait(self) -> None:
+        """A wait begins."""
+        process = self._baselines.get(self._windows.locate(self._page.words[Field.STEP]).mode)
+        if process is not None:
+            os.kill(process, WAKE_SIGNAL)
 
 
 def _options() -> argparse.Namespace:
@@ -85,12 +79,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--stage", type=int, required=True)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--dualpipev", action="store_true")
-    parser.add_argument("--slow-last", type=float, default=1.0)
-    parser.add_argument("--jitter", type=float, default=0.0)
-    parser.add_argument("--jitter-step", type=int, default=0, help="counted from 0")
-    parser.add_argument("--stall-step", type=int, help="counted from 0")
     parser.add_argument("--micro-batch-size", type=int, default=512)
-    parser.add_argument("--resize-step", type=int, help="before this step, counted from 0, micro-batches are halved")
     parser.add_argument("--steps", type=int, help="default: by the windows of the environment, in --seconds")
     parser.add_argument("--seconds", type=float, default=36.0)
     parser.add_argument("--least-cycles", type=int, default=3)
@@ -120,11 +109,14 @@ def main() -> None:
         if options.ready is not None:
             options.ready.touch()
         wait_for_files(options.wait_for)
-        halved = _calibrate(stage, options)  # only when all is quiet: the ghosts become as fast as this stage is now
+        if options.recorded is not None:
+            stage.follow(read_recordings(options.recorded, stage.programs))
+        else:
+            stage.calibrate()  # only when all is quiet: the ghosts become as fast as this stage is now
         if options.toggle:
             _toggle(stage, options)
         else:
-            _train(stage, options, halved)
+            _train(stage, options)
 
 
 def _shape_and_network(options: argparse.Namespace) -> tuple[GhostShape, Network | None]:
@@ -132,21 +124,6 @@ def _shape_and_network(options: argparse.Namespace) -> tuple[GhostShape, Network
         return of_example(options.example, options.stage)
     named = {field.name for field in fields(GhostShape)}
     return GhostShape(**{name: value for name, value in vars(options).items() if name in named}), None
-
-
-def _calibrate(stage: GhostStage, options: argparse.Namespace) -> Timing | None:
-    """Pace the ghosts. Returns the timing of halved micro-batches, if they will be."""
-    halved = None
-    if options.recorded is not None:
-        stage.follow(read_recordings(options.recorded, stage.programs))
-        return None
-    if options.resize_step is not None:
-        stage.resize(options.micro_batch_size // 2)
-        stage.calibrate()
-        halved = stage.timing
-        stage.resize(options.micro_batch_size)
-    stage.calibrate()
-    return halved
 
 
 def _toggle(stage: GhostStage, options: argparse.Namespace) -> None:
@@ -159,24 +136,19 @@ def _toggle(stage: GhostStage, options: argparse.Namespace) -> None:
     options.times.write_text(json.dumps(toggled.steps))
 
 
-def _train(stage: GhostStage, options: argparse.Namespace, halved: Timing | None) -> None:
+def _train(stage: GhostStage, options: argparse.Namespace) -> None:
     steps = options.steps
     if ENVIRONMENT in os.environ:
         windows = Windows.of_environment()
-        stage.wire.on_wait = WindowedWaits(windows, ready_processes(options.wait_for)).on_wait
+        stage.wire.on_wait = StepGrainWakes(windows, ready_processes(options.wait_for)).on_wait
         cycles = max(options.least_cycles, round(options.seconds * 1e3 / stage.step_ms / windows.length))
         steps = steps or windows.first_step(cycles) - 1
     handle = attach(stage.engine)
-    modelled_ms: list[float] = []
-    for step in range(steps):
-        if step == options.resize_step:
-            modelled_ms = stage.modelled_step_ms(step)
-            stage.resize(options.micro_batch_size // 2, halved)
+    for _ in range(steps):
         stage.train_batch()
     handle.detach()
     if options.model is not None:
-        modelled_ms += stage.modelled_step_ms(steps - len(modelled_ms))
-        options.model.write_text(json.dumps(modelled_ms))
+        options.model.write_text(json.dumps(stage.modelled_step_ms(steps)))
 
 
 if __name__ == "__main__":

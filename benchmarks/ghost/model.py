@@ -21,14 +21,6 @@ from benchmarks.ghost.program import GhostModelError, Op, meeting
 from benchmarks.ghost.recording import Recording
 
 
-class Stall(NamedTuple):
-    """A delay of the first compute of `stage` in `step`."""
-
-    stage: int
-    step: int
-    length_ns: int
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
     """Durations of a stage's work. `stage_ratios` has one factor per stage, or is empty (all 1.0).
@@ -46,10 +38,8 @@ class Timing:
     """Both ends of a message, and all stages in the norm and the loss, go on together, `latency_ns` after the last of
     them has come; else `latency_ns` is the message's flight, and only receivers wait."""
     jitter: float = 0.0  # every compute is scaled by a factor drawn from 1 - jitter .. 1 + jitter
-    jitter_step: int = 0  # from this step on
     steady_stage: int = -1  # the true one: as a ghost in a replay it does not jitter
     seed: int = 0
-    stall: Stall | None = None
 
     def compute_ns(self, stage: int, what: str) -> float:
         """Mean duration of one compute op on `stage`."""
@@ -259,18 +249,12 @@ class PipelineModel:
         if timing.recorded:
             return round(timing.recorded[walker.stage].of_step(walker.step).segments_ns[place] * self.pace)
         mean_ns = timing.compute_ns(walker.stage, op.what)
-        jitters = walker.step >= timing.jitter_step and walker.stage != timing.steady_stage
-        jitter = timing.jitter if jitters else 0.0
-        duration_ns = round(mean_ns * walker.rng.uniform(1 - jitter, 1 + jitter)) if jitter else round(mean_ns)
-        stall = timing.stall
-        if stall is not None and (walker.stage, walker.step, op.what, op.micro_batch) == (*stall[:2], "forward", 0):
-            duration_ns += stall.length_ns
-        return duration_ns
+        jitter = timing.jitter if walker.stage != timing.steady_stage else 0.0
+        return round(mean_ns * walker.rng.uniform(1 - jitter, 1 + jitter)) if jitter else round(mean_ns)
 
     def _compiled(self, stage: int, program: Sequence[Op]) -> list[_Work]:
         timing, compiled, place = self._timing, list[_Work](), 0
-        stall = timing.stall
-        varies = (timing.jitter and stage != timing.steady_stage) or (stall is not None and stage == stall.stage)
+        varies = timing.jitter and stage != timing.steady_stage
         for op in program:
             if op.verb == "compute":
                 if not timing.recorded:  # else it is part of what stands before the next message

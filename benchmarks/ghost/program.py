@@ -32,11 +32,8 @@ class GhostShape:
         micro_batches: M, at least 1.
         slow_last: how many times slower the last stage computes than the others.
         jitter: every ghost compute is scaled by a factor drawn from 1 - jitter .. 1 + jitter.
-        jitter_step: from this step on, counted from 0.
         seed: of the jitter, the weights and the data.
         latency_us: time from a send to its message's arrival.
-        stall_step: a step, counted from 0, in which a neighbouring stage takes `stall_ms` longer; None: never.
-        stall_ms: the length of the stall.
         clipping: clip gradients by their norm over all stages, as DeepSpeed does by default. Its all-reduce makes every
             stage wait in `OptimizerStep` for the last one to get there.
         dualpipev: DeepSpeed's DualPipeV: each rank holds two stages, and micro-batches travel out and back again.
@@ -47,11 +44,8 @@ class GhostShape:
     micro_batches: int
     slow_last: float = 1.0
     jitter: float = 0.0
-    jitter_step: int = 0
     seed: int = 0
     latency_us: float = 0.0
-    stall_step: int | None = None
-    stall_ms: float = 1000.0
     clipping: bool = True
     dualpipev: bool = False
 
@@ -65,10 +59,7 @@ class GhostShape:
             ),
             "slow_last": (self.slow_last > 0, "above 0"),
             "jitter": (0 <= self.jitter < 1, "from 0 to below 1"),
-            "jitter_step": (self.jitter_step >= 0, "at least 0"),
             "latency_us": (self.latency_us >= 0, "at least 0"),
-            "stall_step": (self.stall_step is None or self.stall_step >= 0, "None, or at least 0"),
-            "stall_ms": (self.stall_ms >= 0, "at least 0"),
         }
         for name, (valid, rule) in allowed.items():
             if not valid:

@@ -23,8 +23,8 @@ from unittest import mock
 import torch
 
 from benchmarks.ghost.engine import build_engine
-from benchmarks.ghost.model import Stall, Timing, Wait, replay, steady_bubble_ratio
-from benchmarks.ghost.network import Network, blocks, noise
+from benchmarks.ghost.model import Timing, Wait, replay, steady_bubble_ratio
+from benchmarks.ghost.network import Network, blocks
 from benchmarks.ghost.program import GhostShape, programs_of
 from benchmarks.ghost.recording import Recording
 
@@ -61,7 +61,6 @@ class GhostStage:
         self.programs = programs_of(shape)
         self.timing = self._timing(round(forward_ms_hint * 1e6), round(2 * forward_ms_hint * 1e6), 0)
         self._undo = contextlib.ExitStack()
-        self._hidden = hidden
         try:
             network = network or blocks(shape, size_BH=(micro_batch_size, hidden), layers=layers)
             self.engine, self.wire = build_engine(shape, self.programs, network, self._undo)
@@ -86,26 +85,10 @@ class GhostStage:
         self.wire.begin()
         return float(self.engine.train_batch())
 
-    def resize(self, micro_batch_size: int, timing: Timing | None = None) -> None:
-        """Change the size of micro-batches of blocks from the next step on.
-
-        Args:
-            micro_batch_size: B.
-            timing: an earlier result of `calibrate` for this size; the model restarts with it. None: call `calibrate`.
-        """
-        size_BH = (micro_batch_size, self._hidden)
-        self.engine.set_train_micro_batch_size(micro_batch_size)
-        self.engine.reset_activation_shape()
-        self.engine.set_dataiterator(noise(size_BH, seed=self.shape.seed))
-        self.wire.resize(size_BH)
-        if timing is not None:
-            self.timing = timing
-            self.wire.restart(timing)
-
     @property
     def step_ms(self) -> float:
         """The model's forecast of a step's time, at the present timing."""
-        ends_ns = replay(self.programs, replace(self.timing, stall=None), steps=4)[self.shape.stage].step_ends_ns
+        ends_ns = replay(self.programs, self.timing, steps=4)[self.shape.stage].step_ends_ns
         return (ends_ns[-1] - ends_ns[-2]) / 1e6
 
     def modelled_step_ms(self, steps: int) -> list[float]:
@@ -190,18 +173,9 @@ class GhostStage:
             meets=not shape.dualpipev,  # whose sends and receives are launched in batches
             stage_ratios=(*[1.0] * (shape.stages - 1), shape.slow_last),
             jitter=shape.jitter,
-            jitter_step=shape.jitter_step,
             steady_stage=shape.stage,
             seed=shape.seed,
-            stall=self._stall(),
         )
-
-    def _stall(self) -> Stall | None:
-        shape = self.shape
-        if shape.stall_step is None:
-            return None
-        neighbour = shape.stage + 1 if shape.stage + 1 < shape.stages else shape.stage - 1
-        return Stall(neighbour, shape.stall_step, round(shape.stall_ms * 1e6))
 
 
 def _print_waits(stage: GhostStage, steps: int) -> None:

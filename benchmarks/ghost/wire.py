@@ -46,7 +46,7 @@ class GhostWire:
         waits: every receive so far, every loss broadcast and norm all-reduce among them, and where stages meet, every
             send; newest last.
         step_ends_ns: when each step's loss broadcast returned.
-        on_wait: called with the time of arrival when the true stage begins to wait for a message.
+        on_wait: called when the true stage begins to wait for a message.
         at_once: True: no model and no waits; every message is there already.
         loss_group: the process group of the loss broadcast; broadcasts in other groups pass through.
         norm_group: the same for the all-reduce of the gradients' norm.
@@ -68,23 +68,18 @@ class GhostWire:
         self._sends_loss = any((op.verb, op.what) == ("send", "loss") for op in programs[stage])
         self._real_broadcast = broadcast
         self._real_all_reduce = all_reduce
-        self._dtype_id, self._seed = dtype_id, seed
-        self.resize(size)
-        self.at_once = True
-        self.on_wait: Callable[[int], None] | None = None
-        self.loss_group: Any = None
-        self.norm_group: Any = None
-
-    def resize(self, size: tuple[int, ...]) -> None:
-        """Exchange tensors of this size from now on."""
-        self._meta = torch.tensor([0, self._dtype_id, len(size), *size], dtype=torch.int32)  # 0: a single tensor
-        generator = torch.Generator().manual_seed(self._seed)
+        self._meta = torch.tensor([0, dtype_id, len(size), *size], dtype=torch.int32)  # 0: a single tensor
+        generator = torch.Generator().manual_seed(seed)
         self._scratch = torch.zeros(min(_COPIED, math.prod(size)))
         self._payloads = {
             "activation": torch.randn(size, generator=generator),
             "gradient": torch.randn(size, generator=generator) / math.prod(size),
         }
         self._payload = self._payloads["activation"].view(-1)[: self._scratch.numel()]
+        self.at_once = True
+        self.on_wait: Callable[[], None] | None = None
+        self.loss_group: Any = None
+        self.norm_group: Any = None
 
     def restart(self, timing: Timing) -> None:
         """Forget everything; step 0 begins at `begin`, or with the first message."""
@@ -180,7 +175,7 @@ class GhostWire:
         if verb == "send" and not self._timing.meets:
             return
         if self.on_wait is not None:
-            self.on_wait(end_ns)
+            self.on_wait()
         _sleep_until(together_ns if self._timing.meets else end_ns)
         while time.monotonic_ns() < end_ns:
             self._scratch.copy_(self._payload)
@@ -190,7 +185,7 @@ class GhostWire:
         """Sleep until all of a batch have arrived."""
         arrivals_ns = [self.begin().arrival_ns(step, op) for step, op in messages]
         if self.on_wait is not None and arrivals_ns:
-            self.on_wait(max(arrivals_ns))
+            self.on_wait()
         for (step, op), arrival_ns in zip(messages, arrivals_ns, strict=True):
             begin_ns = time.monotonic_ns()
             _sleep_until(arrival_ns)

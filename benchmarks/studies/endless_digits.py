@@ -1,4 +1,4 @@
-"""The side task of most scenarios: the example's study, whose trials never end and never report."""
+"""The example's study, whose trials never end and never report: what several benchmarks and the baselines train."""
 
 import sys
 from pathlib import Path

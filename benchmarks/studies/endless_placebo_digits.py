@@ -1,4 +1,4 @@
-"""The side task of the blocks of `bubble_utilization`: `placebo_digits`, whose trials never end and never report."""
+"""The side task in the blocks of `bubble_utilization`: `placebo_digits`, whose trials never end and never report."""
 
 from benchmarks.studies.placebo_digits import PlaceboDigits
 

@@ -1,1 +1,1 @@
-"""The parts of `benchmarks.bubble_utilization`: scenarios and figures."""
+"""The parts of `benchmarks.bubble_utilization`: what is measured, and what it shows."""

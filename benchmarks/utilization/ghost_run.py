@@ -3,11 +3,10 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.shared.processes import environment, last_core, start
-from benchmarks.studies import variant_digits
-from benchmarks.utilization.ghosts import Ghost
 from benchmarks.windows.baselines import Baselines
 from benchmarks.windows.figures import RankLog
 from benchmarks.windows.modes import AWAKE, Windows
@@ -27,6 +26,23 @@ calibrate_s = 0.0  # the baselines measure the dedicated rate
 enabled = false
 """
 """The configuration of every run in windows. It switches off whatever could end squeezing in mid-run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ghost:
+    """A ghost stage as main job; `rows` is its micro-batch size, chosen so that a step takes well below a second."""
+
+    stages: int
+    stage: int
+    micro_batches: int
+    rows: int
+    dualpipev: bool = False
+
+    def arguments(self) -> list[str]:
+        """Options for `benchmarks.ghost.job`."""
+        shape = ["--stages", self.stages, "--stage", self.stage, "--micro-batches", self.micro_batches]
+        words = [*shape, "--micro-batch-size", self.rows, *["--dualpipev"] * self.dualpipev]
+        return [str(word) for word in words]
 
 
 def write_config(text: str, run: Path, study: Path, **more: object) -> Path:
@@ -80,7 +96,7 @@ def train_in_windows(
         cycles: how many there are at least.
         least_weight: see `Baselines`.
     """
-    env = {**environment(pages), **windows.environment(), variant_digits.ENVIRONMENT: ghost.side or ""}
+    env = {**environment(pages), **windows.environment()}
     config = write_config(WINDOWED_CONFIG, run, study)
     run.mkdir()
     with ExitStack() as ends:

@@ -10,9 +10,8 @@
     step_grain_K  the same with K fused trials
 
 All start before the run and are stopped except in their own windows, so that they share one run. Step grain has our
-forecasts and our class; only the gate differs. In the first step of ungated windows, or of windows of the mode
-`dedicated` where there are any, the main job is stopped for a moment, in which the naive one measures the rate of a
-dedicated device.
+forecasts and our class; only the gate differs. In the first step of windows of the mode `dedicated` the main job is
+stopped for a moment, in which the naive one measures the rate of a dedicated device.
 
 `Baselines` starts `python -m benchmarks.windows.baselines --study FILE --pages DIR --rank N --logs DIR` per rank.
 """
@@ -37,12 +36,10 @@ from benchmarks.windows.daemon import FORECASTS
 from benchmarks.windows.modes import (
     DEDICATED,
     FUSED,
-    GATED,
     GATELESS,
     LEAST_WEIGHT,
     NAIVE,
     NICENESS_19,
-    PLACEBOS,
     SCHED_IDLE,
     STEP_GRAINS,
     Windows,
@@ -116,7 +113,6 @@ class Baselines(threading.Thread):
         super().__init__(daemon=True)
         self._pages, self._ranks, self._windows, self._logs = pages, ranks, windows, logs
         self.names = (NAIVE, *(name for name in GATELESS if name in windows.modes))
-        self._measures_in = windows.modes & {DEDICATED} or windows.modes - {*GATED, *PLACEBOS}
         command = [
             sys.executable,
             "-m",
@@ -146,7 +142,7 @@ class Baselines(threading.Thread):
         """Follow the main job's steps, and let each window's baseline run."""
         pages: list[Page | None] = [None] * self._ranks
         bound = False
-        measured: set[tuple[int, int]] = set()
+        measured: set[int] = set()
         while not self._done.wait(LOOK_EVERY_S):
             if not bound:
                 pages = [page or find_page(self._pages, rank) for rank, page in enumerate(pages)]
@@ -159,10 +155,8 @@ class Baselines(threading.Thread):
                 continue
             position = self._windows.locate(words[Field.STEP])
             self._let_run(position.mode)
-            # the first step of a window does not count, so it may be stopped
-            is_first = position.cycle >= 0 and position.at == 0
-            if is_first and position.mode in self._measures_in and position[:2] not in measured:
-                measured.add(position[:2])
+            if position.mode == DEDICATED and position.cycle not in measured:
+                measured.add(position.cycle)
                 self._measure_dedicated(pages, position.cycle)
         for page in pages:
             if page is not None:

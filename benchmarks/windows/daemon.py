@@ -9,7 +9,7 @@ from dataclasses import replace
 from unittest import mock
 
 import squeezer.daemon.loop
-from benchmarks.windows.modes import GATED, ORACLE, PLACEBOS, PREEMPTIVE, Windows
+from benchmarks.windows.modes import GATED, PLACEBOS, PREEMPTIVE, Windows
 from ds_hooks.shared.page.layout import Field
 from squeezer.cli import main
 from squeezer.daemon.loop import Daemon
@@ -47,8 +47,6 @@ class WindowedMachine(GateMachine):
                 self._plans = dict.fromkeys(self._plans)  # plan all of them again
             self.policy = replace(self.policy, preemptive=gated == PREEMPTIVE)
         actions = super().handle(event)
-        if self._gated == ORACLE:  # a task that knows the end never runs past it
-            actions = [replace(each, renewals=()) if isinstance(each, PlanSlot) else each for each in actions]
         if isinstance(event, BubbleEnded):
             actions = [*actions, *self._told(event.slot)]
         return actions

@@ -13,8 +13,8 @@ from typing import NamedTuple, Self
 
 ENVIRONMENT = "BENCHMARK_WINDOWS"
 ALONE = "alone"
-PREEMPTIVE, COOPERATIVE, ORACLE = "preemptive", "cooperative", "oracle"
-GATED = (PREEMPTIVE, COOPERATIVE, ORACLE)
+PREEMPTIVE, COOPERATIVE = "preemptive", "cooperative"
+GATED = (PREEMPTIVE, COOPERATIVE)
 """Modes in which the daemon's side task runs; in the others it sleeps."""
 PLACEBO, CACHE_PLACEBO = "placebo", "cache_placebo"
 PLACEBOS = (PLACEBO, CACHE_PLACEBO)
@@ -26,8 +26,6 @@ UNHOOKED = "unhooked"
 LOW_PRIORITY = "low_priority"
 """A process without a gate, at the lowest priority that its device knows: see `benchmarks.gpu.ungated`."""
 NAIVE, SCHED_IDLE, STEP_GRAIN = "naive", "sched_idle", "step_grain"
-BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
-"""Modes in which another process trains the same study."""
 NICENESS_19, LEAST_WEIGHT = "niceness_19", "least_weight"
 """Naive co-location at the least priority: of the process, or of a control group (see `control_group`)."""
 FUSED = {"step_grain_8": 8, "step_grain_4": 4}
@@ -37,7 +35,6 @@ GATELESS = (SCHED_IDLE, *STEP_GRAINS, NICENESS_19, LEAST_WEIGHT)
 """Modes in which another process trains the same study without our gate, and does not share the core as an equal."""
 DEDICATED = "dedicated"
 """Steps that do not count: in the first one the main job is stopped, and the dedicated rate is measured."""
-MODES = (*GATED, *BASELINES)
 _ALLOWED = (ALONE, AWAKE, DEDICATED, *PLACEBOS, UNHOOKED, LOW_PRIORITY, NAIVE, *GATED, *GATELESS)
 
 _GATE_OF = {**{mode: mode for mode in GATED}, **dict.fromkeys(PLACEBOS, PREEMPTIVE)}

@@ -10,15 +10,16 @@ from benchmarks.shared.processes import environment
 from benchmarks.studies import ENDLESS_DIGITS
 from benchmarks.windows.baselines import Baselines
 from benchmarks.windows.daemon import FORECASTS
-from benchmarks.windows.modes import BASELINES, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
+from benchmarks.windows.modes import DEDICATED, NAIVE, SCHED_IDLE, STEP_GRAIN, Windows
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import Field
 from tests.support.sandbox import stat
 
+BASELINES = (NAIVE, SCHED_IDLE, STEP_GRAIN)
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 WINDOWS = Windows(
-    observe=1, warm_up=0, cycle=((NAIVE, 1), ("alone", 1), (SCHED_IDLE, 1), (STEP_GRAIN, 1), ("preemptive", 1))
+    observe=1, warm_up=0, cycle=((DEDICATED, 1), ("alone", 1), (SCHED_IDLE, 1), (STEP_GRAIN, 1), ("preemptive", 1))
 )
 
 
@@ -46,11 +47,13 @@ def test_each_baseline_runs_in_its_windows_alone(tmp_path: Path) -> None:
             return {name: len(baselines.steps(0, name)) - before[name] for name in BASELINES}
 
         grown(1, 0.5)
-        for step, alone in ((2, NAIVE), (4, SCHED_IDLE)):
-            grown(step, 1.5)  # of which the first is for the dedicated rate
-            steps = grown(step, 1.5)
-            assert [name for name in BASELINES if steps[name] > 1] == [alone], (step, steps)
-            grown(3, 1.5)
+        steps = grown(2, 1.5)
+        assert [name for name in BASELINES if steps[name] > 1] == [NAIVE], steps
+        assert not any(grown(2, 0.5).values()), "it was for the dedicated rate, once a cycle"
+        grown(4, 0.5)
+        steps = grown(4, 1.5)
+        assert [name for name in BASELINES if steps[name] > 1] == [SCHED_IDLE], steps
+        grown(3, 1.5)
         grown(5, 1.5)
         assert not any(grown(3, 0.5).values()), "a window without a baseline"
 

@@ -106,19 +106,16 @@ def test_a_true_dualpipev_stage_waits_at_the_commits_of_its_schedule() -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1])
-def test_both_ends_of_a_dualpipev_pipeline_train_and_change_their_size(stage: int) -> None:
+def test_both_ends_of_a_dualpipev_pipeline_train(stage: int) -> None:
     pytest.importorskip("deepspeed.runtime.pipe.dualpipev", reason="this release of DeepSpeed has no DualPipeV")
     found = run(f"""
         shape = GhostShape(stages=2, stage={stage}, micro_batches=4, dualpipev=True)
         with GhostStage(shape, hidden=32, layers=2, micro_batch_size=8, forward_ms_hint=1.0) as stage:
             losses = [stage.train_batch() for _ in range(3)]
-            timing = stage.timing
-            stage.resize(4, timing)
-            losses += [stage.train_batch() for _ in range(2)]
             print(json.dumps((losses, len(stage.wire.step_ends_ns))))
     """)
     losses, steps = found
-    assert steps == 2 and len(losses) == 5
+    assert steps == len(losses) == 3
     assert all(loss > 0 for loss in losses) == (stage == 0), "rank 0 holds the loss"
 
 
@@ -217,46 +214,3 @@ def test_any_shape_trains_and_hooks_may_lie_above_the_ghosts(stages: int, stage:
             print(json.dumps((len(seen) - calibrated, len(stage.wire.step_ends_ns))))
     """)
     assert found == [3, 3]
-
-
-def test_a_stage_goes_on_with_micro_batches_of_another_size() -> None:
-    found = run("""
-        shape = GhostShape(stages=3, stage=1, micro_batches=3)
-        with GhostStage(shape, hidden=64, layers=1, micro_batch_size=512) as stage:
-            stage.calibrate(steps=3)
-            small, rows = None, []
-            forward = stage.engine.module.forward
-            stage.engine.module.forward = lambda x, *more: (rows.append(len(x)), forward(x, *more))[1]
-            stage.train_batch()
-            stage.resize(128)
-            stage.calibrate(steps=3)
-            small, forecast_ms = stage.timing, stage.step_ms
-            stage.resize(512, stage.timing)
-            stage.train_batch()
-            rows.clear()
-            stage.resize(128, small)
-            for _ in range(3):
-                stage.train_batch()
-            print(json.dumps({
-                "rows": rows, "waits": len(stage.waits), "per_step": len(stage.programs[1]),
-                "steps": len(stage.wire.step_ends_ns), "forecast_ms": forecast_ms,
-            }))
-    """)
-    assert found["rows"] == [128] * 9
-    assert found["steps"] == 3 and found["waits"] > 0, "the model starts anew with each size"
-    assert found["forecast_ms"] > 0
-
-
-def test_a_stall_of_a_peer_is_one_long_wait() -> None:
-    found = run("""
-        shape = GhostShape(stages=3, stage=1, micro_batches=3, stall_step=2, stall_ms=400.0)
-        with GhostStage(shape, hidden=32, layers=1, micro_batch_size=8, forward_ms_hint=5.0) as stage:
-            for _ in range(5):
-                stage.train_batch()
-            longest = max(stage.waits, key=lambda wait: wait.idle_ns)
-            others = [wait.idle_ns for wait in stage.waits if wait.step != 2]
-            print(json.dumps((longest.step, longest.idle_ns, max(others))))
-    """)
-    step, idle_ns, other_ns = found
-    assert step == 2
-    assert idle_ns > 300e6 + other_ns / 2

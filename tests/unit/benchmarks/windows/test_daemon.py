@@ -15,7 +15,7 @@ from squeezer.config import GuardTable, SqueezeTable
 from squeezer.policy.actions import PlanSlot, PlanSteps
 from squeezer.policy.events import BubbleEnded, Event, JobAttached, Side, SideChanged, StepStarted
 
-WINDOWS = Windows(observe=2, warm_up=4, cycle=(("preemptive", 3), ("alone", 2), ("oracle", 3), ("naive", 2)))
+WINDOWS = Windows(observe=2, warm_up=4, cycle=(("preemptive", 3), ("alone", 2), ("cooperative", 3), ("naive", 2)))
 PLACEBOS = Windows(observe=2, warm_up=0, cycle=(("preemptive", 2), ("alone", 1), ("placebo", 1), ("cache_placebo", 1)))
 
 

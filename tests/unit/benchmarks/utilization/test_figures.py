@@ -11,9 +11,8 @@ import pytest
 
 from benchmarks import bubble_utilization
 from benchmarks.studies import ENDLESS_DIGITS, ENDLESS_PLACEBO_DIGITS
-from benchmarks.utilization import arms
-from benchmarks.utilization.arm_figures import COMPARED, TITLES, summary, table
-from benchmarks.utilization.arms import ARMS, BLOCK_STEPS, GHOSTS, LONG, MODES, NAIVE
+from benchmarks.utilization.figures import COMPARED, TITLES, summary, table
+from benchmarks.utilization.scenarios import ARMS, BLOCK_STEPS, GHOSTS, LONG, MODES, NAIVE
 from benchmarks.windows.modes import CACHE_PLACEBO, COOPERATIVE, PREEMPTIVE, STEP_GRAIN
 from trials.study import load_study
 
@@ -41,7 +40,7 @@ def run_of(scenario: str, rounds: int, modes: tuple[str, ...], *, noise: float =
             step_ms = [200 * math.exp(log + rng.gauss(0, noise)) for _ in range(BLOCK_STEPS - 1)]
             slice_ = rng.uniform(0.7, 1.3)  # of time in which the dedicated rate is measured
             work = 1000 * HARVESTS.get(mode, 0.3) * math.exp(rng.gauss(0, noise))
-            times = {"bubble_ms": 80.0, "busy_ms": 70.0, "computing_ms": 120.0, "whole": 2500.0}
+            times = {"bubble_ms": 80.0}
             place: dict[str, Any] = {"cycle": cycle, "mode": mode, "step_ms": step_ms}
             windows.append({**place, "work": work, "capacity": 1000 / slice_, **times})
     return {"scenario": scenario, "run": 0, "windows": windows}
@@ -130,7 +129,7 @@ def test_an_interrupted_run_goes_on_where_it_was_stopped(monkeypatch: pytest.Mon
             return run_of(scenario, 3, MODES[scenario.removeprefix(f"{LONG}_")])
         return {"yield": 0.5, "waterfall": {"alone": 0.5}}
 
-    monkeypatch.setattr(arms, "measure", measure)
+    monkeypatch.setattr(bubble_utilization, "measure", measure)
     monkeypatch.setattr(sys, "argv", ["bubble_utilization", "--quick", "--json", str(file)])
     with pytest.raises(KeyboardInterrupt):
         bubble_utilization.main()

@@ -1,4 +1,4 @@
-"""The scenarios of `bubble_utilization` that have random blocks, and those that are run as users run them."""
+"""The scenarios of `bubble_utilization`: some have random blocks, others are run as users run them."""
 
 import sys
 from collections.abc import Sequence
@@ -9,8 +9,7 @@ from benchmarks.shared.processes import environment, run_directories
 from benchmarks.shared.reported import reported
 from benchmarks.shared.results import commit
 from benchmarks.studies import ENDLESS_PLACEBO_DIGITS, MANY_DIGITS
-from benchmarks.utilization.ghost_run import train, train_in_windows, write_config
-from benchmarks.utilization.ghosts import Ghost
+from benchmarks.utilization.ghost_run import Ghost, train, train_in_windows, write_config
 from benchmarks.windows.control_group import NoLeastWeightError, least_weight_group
 from benchmarks.windows.figures import collect
 from benchmarks.windows.modes import (
@@ -66,10 +65,10 @@ def measure(scenario: str, *, quick: bool) -> dict[str, Any]:
         return {"commit": commit(), **_reported(GHOSTS[of], kind, QUICK_YIELD_STEPS if quick else YIELD_STEPS)}
     modes = (*MODES[kind], CACHE_PLACEBO) if scenario == f"{LONG}_{ARMS}" else MODES[kind]
     least = (QUICK_SECONDS[kind], QUICK_LEAST_ROUNDS) if quick else (SECONDS[kind], LEAST_ROUNDS)
-    return {"commit": commit(), **_in_blocks(GHOSTS[of], modes, *least)}
+    return {"commit": commit(), **_in_blocks(scenario, GHOSTS[of], modes, *least)}
 
 
-def _in_blocks(ghost: Ghost, modes: Sequence[str], seconds: float, rounds: int) -> dict[str, Any]:
+def _in_blocks(scenario: str, ghost: Ghost, modes: Sequence[str], seconds: float, rounds: int) -> dict[str, Any]:
     with ExitStack() as ends:
         missing: dict[str, str] = {}
         group = None
@@ -78,7 +77,7 @@ def _in_blocks(ghost: Ghost, modes: Sequence[str], seconds: float, rounds: int) 
                 group = ends.enter_context(least_weight_group())
             except NoLeastWeightError as error:
                 missing[LEAST_WEIGHT] = str(error)
-                print(f"*** {ghost.name}: {LEAST_WEIGHT} is NOT MEASURED: {error}", file=sys.stderr, flush=True)
+                print(f"*** {scenario}: {LEAST_WEIGHT} is NOT MEASURED: {error}", file=sys.stderr, flush=True)
         windows = Windows(
             observe=OBSERVED_STEPS,
             warm_up=WARM_UP_STEPS,

@@ -1,4 +1,4 @@
-"""What the runs of `arms` show: slowdowns, harvests and yields per class, with 95% intervals and their n.
+"""What runs show: slowdowns, harvests and yields per class, with 95% intervals and their n.
 
 Each round gives one log ratio of mean step times, without the first step of each block, which still feels the block
 before; a slowdown is their mean. Steps far from others of their round and the two modes count as less far. Each round
@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.shared.intervals import mean_and_ci95, round_log_ratios
-from benchmarks.utilization.arms import ARMS, BLOCK_STEPS, CONFIGS, GHOSTS, NAIVE, YIELD
+from benchmarks.utilization.scenarios import ARMS, BLOCK_STEPS, CONFIGS, GHOSTS, NAIVE, YIELD
 from benchmarks.windows.figures import Window
 from benchmarks.windows.modes import (
     ALONE,
