@@ -10,7 +10,7 @@ also give up that guarantee for ever. What holds instead is simulated, with the 
 - No slowdown: a false alarm in 180,000 steps whose noise of 1%, 3% or 10% is normal or has heavy tails, and three in as
   many that also have bursts, or drift.
 - A slowdown of just the budget: an alarm in 180,000 steps of the first sort.
-- Where nothing is slowed, alarms and suspicion together take at most 5.3% of the squeezing, mostly suspicion.
+- Where nothing is slowed, alarms and suspicion together take at most 4.7% of the squeezing, mostly suspicion.
 """
 
 import math
