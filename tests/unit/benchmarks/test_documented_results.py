@@ -44,10 +44,10 @@ def test_what_audits_cost() -> None:
     assert len(models) == 10
     for model in models:
         percent = [100 * each for each in (summary[f"{model}_cost"], *summary[f"{model}_cost_ci95"])]
-        expected = [summary[f"{model}_steps_per_audit"], *percent]
+        expected = [summary[f"{model}_steps_per_audit"], *percent, 100 * summary[f"{model}_direct_cost"]]
         assert numbers_beside(text, model) == pytest.approx(expected, abs=0.06), model
     low, high = (100 * each for each in summary["cost_ci95"])
-    assert f"{summary['cost']:.1%} (95% interval {low:.1f} to {high:.1f}; {summary.get('pairs', 240):,} pairs)" in text
+    assert f"{summary['cost']:.1%} (95% interval {low:.1f} to {high:.1f}; {summary['pairs']:,} pairs)" in text
 
 
 @pytest.mark.parametrize(("row", "kind"), [("the core idles", "asleep"), ("another process computes", "in_turn")])
