@@ -11,7 +11,9 @@ STORAGE_VARIABLE = "SQUEEZER_STORAGE"
 
 HIDDEN = "***"
 
-_HALF_A_URL = re.compile(r"(sqlite|postgres(ql)?|mysql|mariadb)(\+\w+)?:(?!//)")
+_DATABASE = r"(?:sqlite|postgres(?:ql)?|mysql|mariadb)(?:\+\w+)?:"
+_HALF_A_URL = re.compile(rf"({_DATABASE})(?!//)")
+_HALF_WITH_USER = re.compile(rf"({_DATABASE}/?[^\s:/@\"']*:)[^\s\"']*@")
 _URL = re.compile(r"^([\w+.-]*://[^:/@]*:).*@", re.DOTALL)
 _USER = re.compile(r"(://[^\s:/@\"']*:)[^\s\"']*@")
 _QUERY = re.compile(r"([?&;][\w.-]*(?:passw|pwd|secret|token)[\w.-]*=)[^&;\s\"'#]*", re.IGNORECASE)
@@ -23,10 +25,10 @@ def hide_password(url: str) -> str:
 
 
 def hide_passwords(text: str) -> str:
-    """Any text, with the passwords of the URLs in it hidden."""
-    if "://" not in text:
+    """Any text, with the passwords of the URLs in it hidden, also of those that lack a slash."""
+    if "://" not in text and "@" not in text:
         return text
-    return _QUERY.sub(rf"\1{HIDDEN}", _USER.sub(rf"\1{HIDDEN}@", text))
+    return _QUERY.sub(rf"\1{HIDDEN}", _HALF_WITH_USER.sub(rf"\1{HIDDEN}@", _USER.sub(rf"\1{HIDDEN}@", text)))
 
 
 def without_hidden(url: str) -> str:

@@ -155,6 +155,20 @@ def test_a_storage_may_stand_elsewhere(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        'storge = "postgresql://me:s3cr3t@host/db"',
+        'storage = ["postgresql://me:s3cr3t@host/db"]',
+        'storage = "postgresql:/me:s3cr3t@host/db"',
+    ],
+)
+def test_a_mistake_is_told_without_a_password(wrong: str, tmp_path: Path) -> None:
+    (tmp_path / "digits.py").touch()
+    (mistake,) = mistakes(tmp_path, f'{RUN}[side]\nstudy = "digits.py"\n{wrong}\n')
+    assert "me:***@host/db" in mistake and "s3cr3t" not in mistake
+
+
 def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
     (tmp_path / "digits.py").touch()
     config = load(tmp_path, RUN + '[side]\nstudy = "digits.py"\n[squeeze]\nmargin_ms = 1\nkinds = ["RECV_GRAD"]\n')

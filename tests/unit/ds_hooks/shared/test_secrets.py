@@ -26,6 +26,13 @@ def test_a_storages_password_is_hidden(url: str, shown: str) -> None:
         assert hide_passwords(f"Error: '{url}', and {url} too") == f"Error: '{shown}', and {shown} too"
 
 
+@pytest.mark.parametrize("begin", ["postgresql:/", "postgresql+psycopg:", "mysql:"])
+def test_a_password_in_half_a_url_is_hidden_in_what_is_said_of_it(begin: str) -> None:
+    assert (
+        hide_passwords(f'storage = "{begin}me:p@s:w@host/db" is wrong') == f'storage = "{begin}me:***@host/db" is wrong'
+    )
+
+
 def test_text_without_a_password_stays() -> None:
     text = "see https://docs.sqlalchemy.org/en/20/errors.html#error-e3q8, mail a:b@c.d"
     assert hide_passwords(text) == text
