@@ -167,7 +167,7 @@ def test_what_a_run_keeps_open_and_writes_is_out_of_reach_even_where_all_may_ent
         assert job.finish() == 0
         assert daemon.ended() == 0
         assert sandbox.events("end")[0]["foreign_messages"] == 0
-        assert [path for path in sandbox.run.iterdir() if path.lstat().st_mode & 0o077] == []
+        assert [path for path in sandbox.run.rglob("*") if path.lstat().st_mode & 0o077] == []
 
 
 def test_the_same_attempts_succeed_on_what_is_open(public: Path) -> None:

@@ -240,7 +240,7 @@ def test_one_launcher_has_a_run_directory(tmp_path: Path) -> None:
     with RunLock(run, tmp_path), pytest.raises(RunInUseError, match="another ds_squeeze uses"), RunLock(run, tmp_path):
         pass
     with RunLock(run, tmp_path):
-        pass
+        assert (run / ".lock").stat().st_mode & 0o077 == 0
 
 
 def test_a_dead_or_foreign_process_is_no_daemon(tmp_path: Path) -> None:

@@ -58,6 +58,21 @@ def test_a_file_has_time_level_rank_run_and_module_in_each_line(
     assert capsys.readouterr().err == "[squeezer] rank 3: error: failed\n"
 
 
+def test_no_log_shows_a_password(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.add_file(tmp_path / "rank3.log", rank=3, run="study-7")
+    url = "postgresql://me:s3cr3t@host/studies?sslpassword=s3cr3t"
+    try:
+        raise OSError(f"no {url}")
+    except OSError as error:
+        squeezer.exception("at %s", url)
+        sys.excepthook(OSError, error, error.__traceback__)
+    shown = capsys.readouterr().err
+    assert shown.count("postgresql://me:***@host") == 2, "a line, and a program's last words"
+    logged = (tmp_path / "rank3.log").read_text()
+    assert logged.count("postgresql://me:***@host") == 2, "a line, and its traceback"
+    assert "s3cr3t" not in shown + logged
+
+
 def test_further_lines_of_a_message_are_indented(capsys: pytest.CaptureFixture[str]) -> None:
     squeezer.error("one\ntwo\r\n[squeezer] rank 0: three\n")
     lines = capsys.readouterr().err.splitlines()

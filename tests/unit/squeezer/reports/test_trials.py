@@ -3,6 +3,7 @@
 import socket
 from pathlib import Path
 from threading import Timer
+from typing import NoReturn
 
 import numpy as np
 import optuna
@@ -10,6 +11,7 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from ds_hooks.shared.secrets import STORAGE_VARIABLE, hide_password
 from squeezer.records.reader import RankRun
 from squeezer.records.units import UNIT_DTYPE
 from squeezer.reports import trials
@@ -50,3 +52,17 @@ def test_a_server_that_says_nothing_does_not_keep_up_the_report(
         rank = RankRun(rank=0, records=records, units=np.empty(0, UNIT_DTYPE), groups=())
         assert "no answer within 1 s" in trial_figures(tmp_path, [rank])["problem"]
         gives_up.cancel()
+
+
+def test_a_problem_is_told_without_a_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql://me:s3cr3t@host/studies"
+
+    def fails(storage: object) -> NoReturn:
+        raise OSError(f"no {storage}")
+
+    monkeypatch.setattr(optuna, "get_all_study_names", fails)
+    monkeypatch.setenv(STORAGE_VARIABLE, url)
+    records = {"run": [{"config": {"side": {"storage": hide_password(url), "study_name": "s"}}}]}
+    rank = RankRun(rank=0, records=records, units=np.empty(0, UNIT_DTYPE), groups=())
+    problem = trial_figures(tmp_path, [rank])["problem"]
+    assert problem.count("postgresql://me:***@host") == 2 and "s3cr3t" not in problem
