@@ -10,6 +10,7 @@ import pytest
 from optuna.trial import TrialState
 
 from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from tests.support.sandbox import Sandbox, is_alive, wait_for
 
 pytestmark = pytest.mark.integration
@@ -32,7 +33,7 @@ def test_it_is_not_given_the_jobs_identity_and_dies_before_the_job_does(sandbox:
     daemon = sandbox.daemon_of(sandbox.job(), config, SPIES=str(spied), **OF_THE_JOB)
     wait_for(lambda: spied.exists() and spied.read_text().endswith("}"), "the study")
     found = json.loads(spied.read_text())
-    assert not OF_THE_JOB.keys() & found["environment"].keys()
+    assert not {*OF_THE_JOB, STORAGE_VARIABLE} & found["environment"].keys()
     assert found["environment"]["PATH"] == os.environ["PATH"]
     for cache in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR"):
         assert Path(found["environment"][cache]).is_relative_to(sandbox.run)

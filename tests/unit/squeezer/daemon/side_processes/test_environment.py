@@ -1,5 +1,7 @@
 """What a side task learns of the job beside which it runs."""
 
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,23 @@ KEPT = {
 )
 def test_what_says_which_rank_or_run_it_is_stays_behind(name: str) -> None:
     assert side_environment({**KEPT, name: "1"}) == KEPT
+
+
+@pytest.mark.parametrize(
+    ("module", "sets"),
+    [
+        ("torch.distributed.elastic.agent.server.local_elastic_agent", r'^ +"([A-Z_]+)": '),
+        ("deepspeed.launcher.launch", r'^ +current_env\["?([A-Z_]+)"?\] = '),
+    ],
+)
+def test_all_that_a_launcher_tells_a_rank_stays_behind(module: str, sets: str) -> None:
+    """By the launcher's own code, so that what a later release sets is found."""
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py").read_text()
+    told = set(re.findall(sets, source, re.MULTILINE)) - {"OMP_NUM_THREADS"}  # the device sets that anew
+    assert {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= told
+    assert side_environment({**KEPT, **dict.fromkeys(told, "1")}) == KEPT
 
 
 def test_builders_lock_directories_of_its_own() -> None:
