@@ -16,6 +16,7 @@ from ds_hooks.shared.page.layout import Field, SideActivity
 from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.processes.strays import name_strays
 from ds_hooks.side_process import SideProcess
+from tests.support import reused_pid
 from tests.support.sandbox import wait_for
 
 COUNTS_WAKE_UPS = """
@@ -298,4 +299,17 @@ def test_one_that_others_have_continued_is_halted_again_once_it_is_known(
     side.has_run_on()
     side.wake()
     becomes(process, "S")
+    side.leave()
+
+
+def test_a_number_that_another_process_has_by_now_gets_no_signal(page: Page) -> None:
+    with subprocess.Popen(["sleep", "60"], process_group=0) as first:
+        page.words[Field.SIDE_PROCESS], page.words[Field.SIDE_ACTIVITY] = first.pid, SideActivity.HOST
+        side = SideProcess(page.words)
+        assert side.halt()
+        first.kill()
+    stranger = reused_pid.start_with(first.pid)
+    side.has_run_on()
+    assert not side.halt()
+    assert reused_pid.end(stranger) == 0
     side.leave()
