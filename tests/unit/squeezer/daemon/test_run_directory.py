@@ -1,10 +1,15 @@
 """squeezer/daemon/run_directory.py: what a killed daemon has left goes, and what another one uses stays."""
 
+import os
 from pathlib import Path
+
+import pytest
 
 from ds_hooks.shared.page.file import Page, page_path, socket_of
 from ds_hooks.shared.page.layout import Role
-from squeezer.daemon.run_directory import remove_left
+from ds_hooks.shared.processes.identity import own_namespaces
+from squeezer.daemon import run_directory
+from squeezer.daemon.run_directory import claim_directory, remove_dead_directory, remove_left
 
 
 def test_only_what_no_daemon_uses_is_removed(tmp_path: Path) -> None:
@@ -20,3 +25,16 @@ def test_only_what_no_daemon_uses_is_removed(tmp_path: Path) -> None:
     assert not socket.exists() and page.path.exists()
     page.close()
     assert remove_left(tmp_path, 0), "there is nothing"
+
+
+def test_one_of_another_pid_namespace_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that shares the folder: its processes cannot be seen from here."""
+    here, made = own_namespaces(), tmp_path / "run-1"
+    made.mkdir()
+    with monkeypatch.context() as elsewhere:
+        there = here._replace(pid_namespace=here.pid_namespace + 1)
+        elsewhere.setattr(run_directory, "own_namespaces", lambda: there)
+        os.close(claim_directory(made))
+    assert not remove_dead_directory(made) and made.exists()
+    os.close(claim_directory(made))
+    assert remove_dead_directory(made) and not made.exists()

@@ -209,6 +209,7 @@ def test_a_process_that_replaced_itself_takes_its_role_again(directory: Path) ->
     ("word", "says"),
     [
         (Field.BOOT_ID, "made on another machine, or before this one restarted"),
+        (Field.BOOT_ID + 1, "made on another machine, or before this one restarted"),
         (Field.PID_NAMESPACE, "belongs to PID namespace .* shareProcessNamespace"),
         (Field.TIME_NAMESPACE, "belongs to time namespace .* CLOCK_MONOTONIC may differ"),
     ],

@@ -2,17 +2,26 @@
 
 import importlib
 import os
+import signal
 import subprocess
+from array import array
 from collections.abc import Iterator
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from ds_hooks import side_process
 from ds_hooks.clock import cpu as clock
+from ds_hooks.clock import cuda as cuda_clock
 from ds_hooks.shared.page import memory_order, plan
-from ds_hooks.shared.page.layout import PAGE_BYTES, Field, SideActivity
+from ds_hooks.shared.page.layout import PAGE_BYTES, ClockKind, Field, SideActivity
+from ds_hooks.shared.processes.identity import start_time
+from ds_hooks.shared.processes.signals import WAKE_SIGNAL
 from squeezer.daemon import side_task_supervisor
+from trials.gate import bubble_watch
 from trials.gate import cpu as gate
 
 LIGHT, FULL = "light fence", "full fence"
@@ -26,18 +35,24 @@ class Words(list[int]):
         self.log = log
 
     def __getitem__(self, at: Any) -> Any:
-        self.log.append(("read", at))
-        return super().__getitem__(at)
+        self.log.append(("read", at.start if isinstance(at, slice) else at))
+        found = super().__getitem__(at)
+        return array("q", found) if isinstance(at, slice) else found
 
     def __setitem__(self, at: Any, value: Any) -> None:
         self.log.append(("write", at))
         super().__setitem__(at, value)
 
+    def announced(self, field: int) -> list[object]:
+        """The fences between the last write of `field` and the next look at the bubble word."""
+        last = len(self.log) - 1 - self.log[::-1].index(("write", field))
+        return between(self.log[last:], ("write", field), ("read", Field.BUBBLE))
+
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     found: list[object] = []
-    for module in (clock, plan, gate, side_process, side_task_supervisor):
+    for module in (clock, cuda_clock, plan, gate, bubble_watch, side_process, side_task_supervisor):
         for name, fence in (("light_fence", LIGHT), ("full_fence", FULL)):
             monkeypatch.setattr(module, name, lambda fence=fence: found.append(fence), raising=False)
     return found
@@ -71,6 +86,9 @@ def test_a_plan_is_written_in_order_and_read_in_order(log: list[object]) -> None
     plan.planned_permit(words, 5, 0)
     assert between(log, ("read", Field.PLAN_UNTIL_STEP), ("read", Field.PLAN_FROM_STEP))
     assert between(log, ("read", Field.PLAN_FROM_STEP), ("read", Field.PERMITS))
+    log.clear()
+    plan.next_permit_ns(words, 5, -1)
+    assert between(log, ("read", Field.PLAN_UNTIL_STEP), ("read", Field.PERMITS))
 
 
 def test_a_side_task_says_then_looks(log: list[object]) -> None:
@@ -88,12 +106,54 @@ def test_a_side_task_says_then_looks(log: list[object]) -> None:
     assert permit < last and LIGHT in log[permit:last], "the word is the same after the others were read"
 
 
+def test_a_side_task_that_goes_to_sleep_or_is_woken_says_so_and_looks_again(
+    log: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: Any = Words(log)
+    made = gate.CpuGate(type("Page", (), {"words": words})())
+    made.use(["only"], 1)
+
+    def woken(*_: object) -> SimpleNamespace:
+        assert words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
+        assert FULL in words.announced(Field.SIDE_ACTIVITY), "a bubble that began meanwhile has woken nobody"
+        words[Field.BUBBLE], words[Field.PERMIT_UNTIL_NS] = 3, 2**62
+        return SimpleNamespace(si_signo=WAKE_SIGNAL)
+
+    monkeypatch.setattr(gate, "block_signals", lambda: None)  # in this process they stay as they are
+    monkeypatch.setattr(signal, "sigtimedwait", woken)
+    made.enter(0)
+    assert words[Field.SIDE_ACTIVITY] == SideActivity.UNIT
+    assert FULL in words.announced(Field.SIDE_ACTIVITY), "a bubble that ended meanwhile has stopped nobody"
+
+
+def test_on_cuda_the_gate_is_read_and_written_in_order(log: list[object]) -> None:
+    words: Any = Words(log)
+    words[Field.CLOCK_KIND] = ClockKind.CUDA
+    watch = bubble_watch.BubbleWatch(words, lambda: 5)
+    words[Field.BUBBLE], words[Field.PERMIT_LENGTH_NS] = 3, 1000
+    log.clear()
+    assert watch.look()
+    assert between(log, ("read", Field.BUBBLE), ("read", Field.SLOT))
+    log.clear()
+    watch.left_ns(0)
+    assert between(log, ("read", Field.PERMIT_LENGTH_NS), ("read", Field.BUBBLE))
+    work: SimpleQueue[Any] = SimpleQueue()
+    work.put((1, [(Field.PERMIT_LENGTH_NS, 7), (Field.BUBBLE, 5)]))
+    work.put(None)
+    driver, done = SimpleNamespace(is_done=lambda event: True), SimpleQueue[int]()
+    thread: Any = SimpleNamespace(_work=work, _driver=driver, _looked_at=done)
+    log.clear()
+    cuda_clock.PolledCudaClock._serve(thread, words)
+    assert between(log, ("write", Field.PERMIT_LENGTH_NS), ("write", Field.BUBBLE))
+
+
 def test_a_side_task_is_named_after_what_belongs_to_it_and_read_in_that_order(log: list[object]) -> None:
     words: Any = Words(log)
     other = subprocess.Popen(["sleep", "60"], process_group=0)
     side_task_supervisor.announce(words, other.pid)
     for field in (Field.SIDE_ACTIVITY, Field.SIDE_PROCESS_START):
         assert between(log, ("write", field), ("write", Field.SIDE_PROCESS)), field
+    assert words[Field.SIDE_PROCESS_START] == start_time(other.pid) != 0
     words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP  # else it would be stopped
     side = side_process.SideProcess(words)
     log.clear()
@@ -115,9 +175,19 @@ def on_arm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     importlib.reload(memory_order)
 
 
-def test_only_processors_that_need_it_pay_for_the_light_fence(on_arm: None) -> None:
+def taken(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often a full fence takes its lock."""
+    made = MagicMock()
+    with monkeypatch.context() as context:
+        context.setattr(memory_order, "allocate_lock", made)
+        memory_order.full_fence()
+    assert made.call_count == 1, "its own: nobody waits for it"
+    return int(made.return_value.__enter__.call_count)
+
+
+def test_only_processors_that_need_it_pay_for_the_light_fence(on_arm: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not memory_order.KEEPS_STORE_ORDER
     assert memory_order.light_fence is memory_order.full_fence
-    memory_order.full_fence()
-    importlib.reload(memory_order)
+    assert taken(monkeypatch) == 2, "to take the lock again comes after it was released, and that after all before"
+    importlib.reload(memory_order)  # as the fixture does at the end
     assert (memory_order.light_fence is memory_order.full_fence) is not memory_order.KEEPS_STORE_ORDER
