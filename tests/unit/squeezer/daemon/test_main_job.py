@@ -1,6 +1,7 @@
 """What the policy learns of a device when its main job says hello."""
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +16,8 @@ from squeezer.daemon.correlator import Correlator
 from squeezer.daemon.main_job import POLLED_LATE_NS, MainJob
 from squeezer.daemon.mapped_page import MappedPage
 from squeezer.daemon.memory_limit import MemoryLimit
-from squeezer.policy.events import Event, JobAttached
-from squeezer.policy.state import GateMachine
+from squeezer.policy.events import Event, JobAttached, JobLeft, JobLost
+from squeezer.policy.state import GateMachine, State
 from squeezer.records.facts import Job
 from squeezer.records.writer import Recorder
 
@@ -25,7 +26,12 @@ HELLO = wire.Hello(pid=os.getpid(), rank=0, world_size=2, stage=0, stages=2, mic
 
 
 def made(
-    words: "memoryview[int]", directory: Path, *, margin_ms: float = 0.5, refused: list[str] | None = None
+    words: "memoryview[int]",
+    directory: Path,
+    *,
+    margin_ms: float = 0.5,
+    refused: list[str] | None = None,
+    faults: list[str] | None = None,
 ) -> tuple[MainJob, Recorder, list[Event]]:
     """The main job of a CUDA device that was measured, what records it, and what the policy learns."""
     config = Config(run=RunTable(directory=directory), squeeze=SqueezeTable(margin_ms=margin_ms))
@@ -50,7 +56,7 @@ def made(
         watched=watched,
         recorder=recorder,
         feed=events.append,
-        fault=lambda what: pytest.fail(what),
+        fault=pytest.fail if faults is None else faults.append,
         first_attached=lambda: None,
         step_started=lambda step: None,
         owner_ended=lambda: None,
@@ -92,3 +98,24 @@ def test_what_is_no_process_is_refused_also_where_the_page_names_it(pid: int, tm
     job._take(5, HELLO._replace(pid=pid))
     recorder.close()
     assert refused == [f"hello from process {pid}, which is not the page's main job"] and events == []
+
+
+@pytest.mark.parametrize("fault", [0, 1])
+@pytest.mark.parametrize("lives", [True, False])
+def test_hooks_leave_a_living_job_by_choice_or_by_a_fault(fault: int, lives: bool, tmp_path: Path) -> None:
+    """A side task that starts must not be let run then, as it may be where the job has ended."""
+    words = memoryview(bytearray(512)).cast("q")
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    words[Field.MAIN_PID], words[Field.CLOCK_KIND] = child.pid, ClockKind.CUDA
+    faults: list[str] = []
+    job, recorder, events = made(words, tmp_path, faults=faults)
+    job._take(5, HELLO._replace(pid=child.pid))
+    job._machine.state = State.SHUT  # as it is once it has heard of the hello
+    if not lives:
+        child.communicate()
+    job._take(6, wire.Bye(rank=0, fault=fault))
+    job.unwatch()
+    recorder.close()
+    child.communicate()
+    assert events[1:] == [JobLeft() if lives else JobLost()]
+    assert [("switched themselves off" in each) for each in faults] == [True] * fault
