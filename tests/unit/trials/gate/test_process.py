@@ -52,7 +52,7 @@ found["children"] = has_children()
 thread = threading.Thread(target=lambda: pids.append(fork("thread")))
 thread.start()
 thread.join()
-found["forks"] = words[Field.SIDE_FORKS]
+found["forks"], found["stopped with them"] = words[Field.SIDE_FORKS], words[Field.SIDE_CHILDREN]
 os.write(ends, b"..")
 for pid in pids:
     os.waitpid(pid, 0)
@@ -77,6 +77,7 @@ def test_what_is_forked_has_idle_time_only_ends_with_it_and_is_named(tmp_path: P
         "children before": False,
         "children": True,
         "forks": 2,
+        "stopped with them": 1,
         "children after": False,
         "without a page": 0,
     }

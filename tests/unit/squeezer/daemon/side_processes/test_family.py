@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from ds_hooks.shared.page.layout import PAGE_BYTES, Field
+from ds_hooks.shared.page.layout import PAGE_BYTES, PROCESS_WORDS, Field
 from squeezer.daemon.side_processes.family import SOONEST_NS, SideFamily
 from squeezer.device import SideProcess
 
@@ -36,4 +36,6 @@ def test_nobody_becomes_idle_before_the_search_worker_is_known_which_never_does(
         words[Field.SEARCH_PROCESS] = search
         family.look(side, None, SOONEST_NS)
         assert [os.sched_getscheduler(pid) for pid in (own, search)] == [os.SCHED_IDLE, os.SCHED_OTHER]
+        found = words[Field.FOUND_PROCESSES : Field.FOUND_PROCESSES + PROCESS_WORDS].tolist()
+        assert [pid for pid in found if pid] == [own], "it counts as the side task's"
         os.close(side.pidfd)
