@@ -59,9 +59,9 @@ def test_ctrl_c_ends_all_and_what_we_print_stops_nothing_on_a_terminal_for_the_f
         terminal.type(rank_command(sandbox, sandbox.config("crashes.py", max_restarts=0)) + "\n")
         wait_for(lambda: "is given up" in terminal.said(), "what the daemon prints")
         daemon = sandbox.word(Field.DAEMON_PID)
-        assert os.getpgid(daemon) != os.getpgid(sandbox.word(Field.MAIN_PID)), (
-            "what is stopped there is hung up with it"
-        )
+        main = sandbox.word(Field.MAIN_PID)
+        assert os.getpgid(daemon) != os.getpgid(main), "what is stopped there is hung up with it"
+        assert os.getsid(daemon) == os.getsid(main), "the kernel would share the core between sessions"
         wait_for(lambda: terminal.said().count("step ") > 10, "steps")
         assert is_alive(daemon) and stat(daemon)[0] != "T"
         terminal.type("\x03")

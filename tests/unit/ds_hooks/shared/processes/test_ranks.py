@@ -19,6 +19,8 @@ LAUNCHERS = {
         "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
     },
     "mvapich": {"MV2_COMM_WORLD_RANK": "5", "MV2_COMM_WORLD_LOCAL_RANK": "1", "MV2_COMM_WORLD_LOCAL_SIZE": "4"},
+    "mvapich 3": {"MVP_COMM_WORLD_RANK": "5", "MVP_COMM_WORLD_LOCAL_RANK": "1", "MVP_COMM_WORLD_LOCAL_SIZE": "4"},
+    "cray": {"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "4"},
     "impi": {"PMI_RANK": "5", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"},
     "slurm": {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS_PER_NODE": "4"},
 }
@@ -36,6 +38,11 @@ def test_every_launchers_ranks_are_known_inside_an_allocation_too(launcher: str)
     environment = {**IN_AN_ALLOCATION, **LAUNCHERS[launcher]}
     found = [first_number(environment, names) for names in (RANK, LOCAL_RANK, LOCAL_SIZE)]
     assert found == [5, 1, 4]
+
+
+def test_flux_does_not_say_how_many_ranks_a_machine_has() -> None:
+    environment = {"FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "1"}
+    assert [first_number(environment, names) for names in (RANK, LOCAL_RANK, LOCAL_SIZE)] == [5, 1, None]
 
 
 def test_what_is_no_number_does_not_count() -> None:
