@@ -83,6 +83,32 @@ def test_a_lock_that_a_stopped_side_task_holds_is_released(sandbox: Sandbox, tmp
     assert "JobSilent" in {action["cause"] for action in sandbox.events("action")}
 
 
+IMPATIENT = """
+import sys
+from squeezer.policy import state
+state.PATIENCE_NS = 300_000_000
+from squeezer.cli import main
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+def test_a_daemon_looks_for_silence_whatever_else_happens(sandbox: Sandbox, tmp_path: Path) -> None:
+    """The same, sooner: it bears ten steps."""
+    lock = tmp_path / "lock"
+    job = sandbox.job("--bubble-ms", "20", "--compute-ms", "10")
+    options = ("daemon", "--config", str(sandbox.config("locks.py")), "--job-pid", str(job.pid))
+    daemon: Child = sandbox.start(Child, "-c", IMPATIENT, *options, LOCK=str(lock))
+    side = trains(sandbox)
+    job.change(lock=str(lock))
+    wait_for(lambda: silent_s(sandbox) > 0.4, "a job that waits for the lock")
+    job.change(lock="")
+    wait_for(lambda: "JobSilent" in {each["cause"] for each in sandbox.events("action")}, "a silence", patience_s=20)
+    job.beats(3)
+    assert sandbox.word(Field.SIDE_PROCESS) == side and is_alive(side), "it has reached its gate"
+    assert job.finish() == 0
+    assert daemon.ended() == 0
+
+
 @pytest.mark.slow
 def test_a_job_that_pauses_now_and_then_does_not_cost_a_side_task_its_start_each_time(sandbox: Sandbox) -> None:
     job = sandbox.job()
