@@ -19,6 +19,8 @@ from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import DeviceGate, Field
 from ds_hooks.shared.page.plan import next_permit_ns, plan_slot, plan_steps
+from ds_hooks.shared.processes.identity import start_time
+from ds_hooks.shared.processes.strays import name_strays
 from squeezer.config import DeviceTable
 from squeezer.device import DEVICES, CudaDevice, Device, SideProcess
 from tests.support.sandbox import is_alive, stat, wait_for
@@ -123,19 +125,21 @@ def test_it_halts_the_side_task_just_where_it_says_that_it_can(device: Device, s
 LEADS = "import os, time\nif pid := os.fork():\n    print(pid, flush=True)\ntime.sleep(60)\n"
 
 
-def test_what_the_side_task_has_started_is_halted_continued_and_killed_with_it(device: Device) -> None:
+def test_what_the_side_task_has_started_is_halted_continued_and_killed_with_it(device: Device, page: Page) -> None:
     if not device.stops:
         pytest.skip("what is queued on such a device cannot be halted")
     with subprocess.Popen([sys.executable, "-c", LEADS], stdout=subprocess.PIPE, process_group=0) as leader:
         assert leader.stdout is not None
         both = (leader.pid, int(leader.stdout.readline()))
         process = SideProcess(pid=leader.pid, pidfd=os.pidfd_open(leader.pid))
-        device.stop(process)
-        for pid in both:
-            wait_for(lambda pid=pid: stat(pid)[0] == "T", "its stop", 20.0)
-        device.resume(process)
-        for pid in both:
-            wait_for(lambda pid=pid: stat(pid)[0] == "S", "its going on", 20.0)
+        stray = subprocess.Popen(["sleep", "60"])  # it has left the group
+        name_strays(page.words, {stray.pid: start_time(stray.pid)})
+        for act, state in ((device.stop, "T"), (device.resume, "S")):
+            act(process)
+            for pid in (*both, stray.pid):
+                wait_for(lambda pid=pid, state=state: stat(pid)[0] == state, f"state {state}", 20.0)
+        stray.kill()
+        stray.wait()
         device.end(process, 0.0, beside_main=True)
         for pid in both:
             wait_for(lambda pid=pid: not is_alive(pid), "its end", 20.0)
