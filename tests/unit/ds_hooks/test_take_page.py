@@ -5,9 +5,11 @@ import resource
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ds_hooks import connection
 from ds_hooks.engine import AttachError
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page.file import Page, PageError, make_private_dir, page_path
@@ -109,3 +111,13 @@ def test_a_spare_daemon_must_find_the_jobs_device(
     with pytest.raises(AttachError, match="could not find this job's device") if is_refused else nullcontext():
         check_spare(page, follows_host=follows_host)
     page.close()
+
+
+def test_hooks_on_a_spare_page_leave_it_where_its_daemon_could_not_find_their_device(
+    directory: Path, pages: list[Page], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(follows_host=False, leave=lambda *, wait: wait)
+    monkeypatch.setattr(connection, "clock_for", lambda *_: clock)
+    with pytest.raises(AttachError, match="could not find this job's device"):
+        connection.connect(directory, 0, "cuda", 0)
+    assert [page.holder(Role.MAIN) for page in pages] == [OTHER, 0, 0]

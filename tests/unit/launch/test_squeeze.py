@@ -101,7 +101,7 @@ def test_of_build_locks_only_those_of_its_own_dead_builders_go(
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as builder:
             assert builder.stdout is not None and builder.stdout.readline() == b"\n"
             before = len(looks)
-            wait_for(lambda: len(looks) > before + 1, "a look at it")
+            wait_for(lambda: len(looks) > before + 1, "a look at it", patience_s=20)
             builder.kill()
 
     assert squeeze(trains) == 0

@@ -10,6 +10,7 @@ from ds_hooks.shared.page.file import Page, page_path
 from ds_hooks.shared.page.layout import STRAY_WORDS, Field
 from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.processes.strays import Strays, name_strays
+from tests.support import reused_pid
 from tests.support.sandbox import stat, wait_for
 
 Sleepers = list["subprocess.Popen[bytes]"]
@@ -108,3 +109,15 @@ def test_who_is_named_stays_and_none_is_named_beyond_the_room(words: "memoryview
     assert words[Field.STRAYS + STRAY_WORDS] == 0, "the next word is another's"
     name_strays(words, {})
     assert not any(named())
+
+
+def test_a_number_that_another_process_has_by_now_gets_no_signal(words: "memoryview[int]", sleepers: Sleepers) -> None:
+    first, strays = sleepers[0], Strays(words)
+    name_strays(words, starts(first))
+    strays.stop()
+    first.kill()
+    first.wait()
+    stranger = reused_pid.start_with(first.pid)
+    strays.stop()
+    assert reused_pid.end(stranger) == 0
+    strays.close()

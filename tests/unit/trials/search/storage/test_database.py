@@ -62,6 +62,11 @@ def test_a_password_with_an_at_sign_is_refused_and_not_told(scheme: str, open_it
     assert "cr" not in str(caught.value) and "et@" not in str(caught.value)
 
 
+def test_what_a_driver_says_is_told_without_a_password() -> None:
+    error = OSError("no postgresql://me:secret@host/db\nand more")
+    assert in_short(error) == "OSError: no postgresql://me:***@host/db"
+
+
 @pytest.mark.parametrize("rests_s", [0.0, 60.0])
 @pytest.mark.parametrize("open_it", [lambda url: connect(url, None), lambda url: open_storage(url).engine])
 def test_a_connection_that_has_rested_is_asked_whether_it_lives(
