@@ -22,6 +22,7 @@ from ds_hooks.shared.page.file import (
     socket_path,
 )
 from ds_hooks.shared.private_file import make_dir
+from ds_hooks.shared.processes.identity import is_stopped
 from squeezer.daemon.deepspeed_buffers import remove_buffers
 from squeezer.daemon.run_directory import LAUNCHER_LOCK, leave_directory, remove_dead_directory, running_daemons
 from squeezer.daemon.side_processes.control_group import remove_dead_groups
@@ -173,9 +174,11 @@ def await_records(run: Path, timeout_s: float) -> None:
 
 
 def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
-    """Wait until no daemon runs. After `timeout_s`, log it and terminate them; then kill them."""
-    _continue(running)
-    _wait(running, timeout_s)
+    """Wait until no daemon runs. After `timeout_s`, log it and terminate them; then kill them.
+
+    Those that somebody stops meanwhile are continued: they end once their job has ended.
+    """
+    _await_end(running, timeout_s)
     for number in (signal.SIGTERM, signal.SIGKILL):
         left = running()
         if not left:
@@ -183,13 +186,21 @@ def end_daemons(running: Callable[[], list[int]], timeout_s: float) -> None:
         log.warning("daemons %s do not end: sending %s", left, number.name)
         for pid in left:
             _signal(pid, number, running)
-        _wait(running, _AFTER_SIGNAL_S)
+        _await_end(running, _AFTER_SIGNAL_S)
 
 
-def _continue(running: Callable[[], list[int]]) -> None:
-    """Let those run on that somebody has stopped: they end once their job has ended."""
-    for pid in running():
+def _await_end(running: Callable[[], list[int]], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while _continue(running) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _continue(running: Callable[[], list[int]]) -> list[int]:
+    """Let those run on that somebody has stopped; returns all that run."""
+    left = running()
+    for pid in filter(is_stopped, left):
         _signal(pid, signal.SIGCONT, running)
+    return left
 
 
 def _signal(pid: int, number: signal.Signals, running: Callable[[], list[int]]) -> None:

@@ -95,10 +95,19 @@ def test_after_the_next_launcher_has_come_if_theirs_was_killed(sandbox: Sandbox)
     pid_file.unlink(missing_ok=True)
 
 
-def test_a_launcher_continues_whatever_it_waits_for() -> None:
+@pytest.mark.parametrize("stopped_at_look", [0, 3])
+def test_a_launcher_continues_whatever_it_waits_for_also_what_is_stopped_meanwhile(stopped_at_look: int) -> None:
     ends_by_itself = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
-    stop(ends_by_itself.pid)
-    assert ends_by_itself.stdin is not None
-    ends_by_itself.stdin.close()
-    end_daemons(lambda: [ends_by_itself.pid] if is_alive(ends_by_itself.pid) else [], PATIENCE_S)
+    looks = 0
+
+    def running() -> list[int]:
+        nonlocal looks
+        if looks == stopped_at_look:
+            stop(ends_by_itself.pid)
+            assert ends_by_itself.stdin is not None
+            ends_by_itself.stdin.close()
+        looks += 1
+        return [ends_by_itself.pid] if is_alive(ends_by_itself.pid) else []
+
+    end_daemons(running, PATIENCE_S)
     assert ends_by_itself.wait() == 0

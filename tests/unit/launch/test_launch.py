@@ -254,7 +254,7 @@ def test_a_dead_or_foreign_process_is_no_daemon(tmp_path: Path) -> None:
 def test_a_number_that_is_used_again_is_not_signalled() -> None:
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as other:
         # whenever it is to be signalled, the last look before that says that the number is another process's
-        answers = [[other.pid], [], [], [other.pid], []]
+        answers = [[other.pid], [other.pid], [], [], []]
         end_daemons(lambda: answers.pop(0) if answers else [], 0.0)
         assert answers == []
     assert other.returncode == 0
