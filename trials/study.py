@@ -171,6 +171,11 @@ class Study(abc.ABC):
         """Whether `metrics` is overridden."""
         return getattr(self.metrics, "__func__", None) is not Study.metrics
 
+    @property
+    def has_own_batches(self) -> bool:
+        """Whether `trial_batches` is overridden."""
+        return getattr(self.trial_batches, "__func__", None) is not Study.trial_batches
+
     def scheduler(self, params: dict[str, Any], optimizer: Any) -> "LRScheduler | Sequence[LRScheduler] | None":
         """Return the trial's learning-rate scheduler or schedulers; None: the rate is constant.
 

@@ -10,11 +10,11 @@ from trials.own_logger import own_logger
 from trials.study import Study
 from trials.training.audits.audit import Audit
 from trials.training.group import TrialGroup
-from trials.training.inputs.batches import Batch, Reader, SharedLoaderError, by_place, fuse_batches, rounds, shapes
+from trials.training.inputs.batches import Batch, Reader, by_place, fuse_batches, rounds, shapes
+from trials.training.inputs.side_by_side import SideBySide
 from trials.training.member import Member, structure_name
 
 UNLIKE_EPOCHS = "the study's epochs differ in the number or the form of their batches"
-SHARED_LOADER = "Study.batches gives several epochs the same object, and reading one may disturb another"
 TRIES = 3
 """How often in a row not even one trial finds memory, until its structure counts as too large: the main job, or others
 on the device, may have needed more for a moment."""
@@ -95,6 +95,7 @@ class Cohort:
         study: the user's.
         gate: the groups'.
         fit: the limits of their structure.
+        beside: knows whether epochs can be read side by side.
 
     Attributes:
         groups: the trials' groups: one, or several that take turns with every batch.
@@ -102,13 +103,13 @@ class Cohort:
         epoch_s: how long its last epoch took, bubbles and what lies between them.
     """
 
-    def __init__(self, study: Study, gate: Gate, fit: Fit) -> None:
+    def __init__(self, study: Study, gate: Gate, fit: Fit, beside: SideBySide) -> None:
         """No trial is there yet."""
         self.fit, self.epoch_s = fit, 0.0
         self.groups: list[TrialGroup] = []
         self._marks: dict[int, str] = {}
         self._resumed: list[TrialGroup] = []
-        self._study, self._gate = study, gate
+        self._study, self._gate, self._beside = study, gate, beside
 
     @property
     def numbers(self) -> list[int]:
@@ -174,18 +175,28 @@ class Cohort:
         A group may be split meanwhile; both halves continue with the next batch.
 
         Raises:
-            ReplayError: see `rounds`.
+            ReplayError: see `rounds` and `SideBySide.note`.
         """
-        readers = self.readers
         self._marks.clear()
+        for readers in self._readable():
+            yield from self._trained(readers)
+
+    def _readable(self) -> list[list[Reader]]:
+        """Return the trials in parts that are read one after another. The batches of each are as in the trial alone."""
+        if self.fit.mixes and (cause := self._beside.disturbed(self.readers)):
+            self.part_epochs(cause)
         if self.fit.mixes:
-            try:
-                yield from self._trained(readers)
-                return
-            except SharedLoaderError:
-                self.part_epochs(SHARED_LOADER)
-        for here in by_place(readers).values():
-            yield from self._trained(here)
+            return [self.readers]
+        return [each for here in by_place(self.readers).values() for each in self._at_one_place(here)]
+
+    def _at_one_place(self, readers: list[Reader]) -> list[list[Reader]]:
+        cause = self._beside.disturbed(readers)
+        if not cause:
+            return [readers]
+        if self.fit.most > 1:
+            log.warning("%s: each is trained alone", cause)
+            self.fit.most = 1
+        return [[reader] for reader in readers]
 
     def halve(self, group: TrialGroup) -> None:
         """Split `group` in two. No trial's result changes. Call `use_units` of one before it runs."""
@@ -222,6 +233,7 @@ class Cohort:
                     if chosen:
                         self._marks.update((number, marks[number]) for number in part.numbers)
                         yield (part, *fuse_batches(chosen))
+        self._beside.note(readers, marks)
 
     def part_epochs(self, cause: str) -> None:
         """Put trials at different epochs in different groups from now on, and log the cause."""

@@ -31,6 +31,7 @@ from trials.side_task.turn import Turn, TurnOver
 from trials.side_task.waiting import Waiting
 from trials.study import Study, describe_error
 from trials.training.inputs.batches import ReplayError
+from trials.training.inputs.side_by_side import SideBySide
 from trials.training.member import Member, group_key, structure_name
 from trials.training.most_fused import MostFused
 
@@ -90,7 +91,7 @@ class Scheduler:
         self._cohorts: list[Cohort] = []
         self._fits: dict[Hashable, Fit] = {}
         self._audits = Audits(study, report)
-        self._bases = Bases()
+        self._bases, self._beside = Bases(), SideBySide(study, gate)
         self._waiting = Waiting(self._build)
         self._checkpoints = Checkpoints(study, directory, gate, search)
         self._work = self._checkpoints.work
@@ -268,7 +269,7 @@ class Scheduler:
         fit = self._fits[key]
         cohort = next((each for each in self._cohorts if each.fit is fit), None)
         if cohort is None:
-            cohort = Cohort(self._study, self._gate, fit)
+            cohort = Cohort(self._study, self._gate, fit, self._beside)
             self._cohorts.append(cohort)
         asked = cohort.asked + [{"number": member.number, "params": member.params} for member in members]
         began_ns, joins = self._gate.busy_ns(), bool(cohort.groups)

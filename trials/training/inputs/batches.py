@@ -14,10 +14,7 @@ from trials.training.inputs.batches_seen import BatchesSeen
 from trials.training.inputs.endless import with_an_end
 from trials.training.inputs.study_state import may_set, setting_nothing
 from trials.training.inputs.trees import all_pinned, as_plain, copied, examples, form, mapped, row_of, stacked, tensors
-
-
-class SharedLoaderError(Exception):
-    """`Study.batches` gave two epochs the same object, so reading one may disturb the other."""
+from trials.training.inputs.turns import Turns
 
 
 class ReplayError(Exception):
@@ -27,12 +24,12 @@ class ReplayError(Exception):
         numbers: these trials'.
     """
 
-    def __init__(self, numbers: Sequence[int], epoch: int) -> None:
-        super().__init__(
-            f"trials {list(numbers)} were in the middle of epoch {epoch + 1}, and its batches are others now"
-        )
+    def __init__(self, numbers: Sequence[int], what: str) -> None:
+        super().__init__(f"trials {list(numbers)} were in the middle of {what}")
         self.numbers = numbers
 
+
+BATCHES, OWN = "Study.batches", "Study.trial_batches"
 
 _UNWATCHED = nullcontext()
 
@@ -177,11 +174,18 @@ def batches_of(study: Study, params: dict[str, Any], epoch: int) -> Iterable[Bat
         FuseError: it gives nothing, as a function does that lacks its `return`.
     """
     named, read = batch_params_of(study, params), cast("Callable[..., Iterable[Batch] | None]", study.batches)
-    with setting_nothing(study, "Study.batches"):
+    with setting_nothing(study, BATCHES):
         given = read(epoch, named) if study.batch_params else read(epoch)
     if given is None:
         raise FuseError("Study.batches returned None; allowed: pairs (inputs, targets), as in a list or from a loader")
     return given
+
+
+def own_batches_of(study: Study, reader: Reader, turn: Callable[[], None]) -> Iterable[Batch] | None:
+    """Return what the study gives one trial, in its turn; None: the batches of all."""
+    turn()
+    with setting_nothing(study, OWN):
+        return study.trial_batches(reader.params, reader.number, reader.epoch)
 
 
 def rounds(
@@ -193,7 +197,8 @@ def rounds(
     """Yield the next batch of each trial, by its number, until the epochs of all are over.
 
     Trials at the same place in an epoch of `Study.batches` get the very same pair. A trial whose epoch is over gets
-    none. Batches on which a trial has trained before are read, but not yielded.
+    none. Batches on which a trial has trained before are read, but not yielded. What is read side by side has random
+    streams of its own, see `Turns`.
 
     Args:
         study: the user's.
@@ -204,34 +209,30 @@ def rounds(
     Raises:
         FuseError: an epoch has no batches, or trials at the same epoch have some of their own that differ in number or
             shape.
-        SharedLoaderError: epochs cannot be read side by side. Raised before any batch.
         ReplayError: what was skipped is not what trials have trained on. Raised before any batch.
     """
-    places, readings = by_place(readers), list[tuple[list[int], Iterator[tuple[Batch, str]]]]()
-    loaders: list[object] = []
-    owners: list[Reader] = []
-    for (epoch, _), here in places.items():
-        with setting_nothing(study, "Study.trial_batches"):
-            own = [study.trial_batches(reader.params, reader.number, epoch) for reader in here]
-        if any(batches is not None for batches in own):
-            owners += here
-            for reader, its in zip(here, own, strict=True):
-                seen = BatchesSeen()
-                batches = _read(study, its, reader, "Study.trial_batches", None if marks is None else seen)
-                _skip([reader], batches, seen, skipped)
-                readings.append(([reader.number], _taken(study, batches, seen, len(readers) == 1)))
-            continue
-        given = batches_of(study, here[0].params, here[0].epoch)
-        loader = given.given if isinstance(given, Pinned) else given
-        if any(loader is other for other in loaders) and not isinstance(loader, (list, tuple)):
-            raise SharedLoaderError
-        loaders.append(loader)
-        seen = BatchesSeen()
-        batches = _read(study, given, here[0], "Study.batches", None if marks is None else seen)
+    places, readings, turns = by_place(readers), list[tuple[list[int], Iterator[tuple[Batch, str]]]](), Turns(study)
+
+    def add(here: Sequence[Reader], given: Iterable[Any] | None, source: str, turn: Callable[[], None]) -> None:
+        seen, is_alone = BatchesSeen(), len(readers if source == OWN else places) == 1
+        batches = _read(study, given, here[0], source, turn, None if marks is None else seen)
         _skip(here, batches, seen, skipped)
-        reading = _taken(study, batches, seen, len(places) == 1)
+        reading = _taken(study, batches, seen, is_alone)
         # reading the first batch draws the epoch's order, before another epoch is asked for
         readings.append(([reader.number for reader in here], chain(tuple(islice(reading, 1)), reading)))
+
+    owners: list[Reader] = []
+    for (epoch, _), here in places.items():
+        own = [(reader, turns.new()) for reader in here] if study.has_own_batches else []
+        given = [own_batches_of(study, reader, turn) for reader, turn in own]
+        if any(batches is not None for batches in given):
+            owners += here
+            for (reader, turn), batches in zip(own, given, strict=True):
+                add([reader], batches, OWN, turn)
+            continue
+        turn = turns.new()
+        turn()
+        add(here, batches_of(study, here[0].params, epoch), BATCHES, turn)
     while True:
         found: dict[int, Batch] = {}
         for numbers, reading in readings:
@@ -296,15 +297,21 @@ def _skip(readers: Sequence[Reader], batches: Iterator[Batch], seen: BatchesSeen
         skipped()
     others = [r.number for r in readers if r.mark and (count < place or r.mark != seen.mark)]
     if others:
-        raise ReplayError(others, readers[0].epoch)
+        raise ReplayError(others, f"epoch {readers[0].epoch + 1}, and its batches are others now")
 
 
 def _read(
-    study: Study, given: Iterable[Any] | None, reader: Reader, source: str, seen: BatchesSeen | None
+    study: Study,
+    given: Iterable[Any] | None,
+    reader: Reader,
+    source: str,
+    turn: Callable[[], None],
+    seen: BatchesSeen | None,
 ) -> Iterator[Batch]:
     is_empty = given is not None and not reader.place
     batches = iter(() if given is None else with_an_end(study, given, source, f" of epoch {reader.epoch + 1}"))
     while True:
+        turn()
         with setting_nothing(study, source) if may_set(study) else _UNWATCHED:
             each = next(batches, _END)
         if each is _END:

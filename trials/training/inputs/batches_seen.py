@@ -20,10 +20,10 @@ _FAR = 2654435761
 
 
 class BatchesSeen:
-    """The batches that were read of an epoch, one after another."""
+    """The batches that were read of an epoch, one after another; `in_full`: by all of their numbers."""
 
-    def __init__(self) -> None:
-        self._hash = hashlib.blake2b(digest_size=16)
+    def __init__(self, in_full: bool = False) -> None:
+        self._hash, self._most = hashlib.blake2b(digest_size=16), None if in_full else NUMBERS
         self._is_known = True
 
     def add(self, batch: Any) -> None:
@@ -34,7 +34,7 @@ class BatchesSeen:
             elif not leaf.is_cpu or leaf.layout is not torch.strided:
                 self._is_known = False
             else:
-                self._hash.update(_form(leaf.dtype, leaf.shape) + _chosen(leaf))
+                self._hash.update(_form(leaf.dtype, leaf.shape) + _chosen(leaf, self._most))
 
     @property
     def mark(self) -> str:
@@ -47,7 +47,7 @@ def _form(dtype: torch.dtype, shape: torch.Size) -> bytes:
     return f"{dtype}{[*shape]}".encode()
 
 
-def _chosen(tensor: Tensor) -> bytes:
+def _chosen(tensor: Tensor, most: int | None) -> bytes:
     count = tensor.numel()
     if not count:
         return b""
@@ -57,7 +57,7 @@ def _chosen(tensor: Tensor) -> bytes:
     except (TypeError, RuntimeError):  # NumPy lacks that type, or it is the conjugate of another
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         flat = plain.as_strided((count,), (1,)).view(torch.uint8).numpy().reshape(count, -1)  # one may have any stride
-    return (flat if count <= NUMBERS else flat[_places(count)]).tobytes()
+    return (flat if most is None or count <= most else flat[_places(count)]).tobytes()
 
 
 @cache

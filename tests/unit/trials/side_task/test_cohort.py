@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from itertools import groupby, product
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -15,9 +16,12 @@ from tests.support.logged import logged
 from tests.support.side_task_runs import Seven, Starving, assert_as_alone, data, make_study, run
 from tests.support.slow_cases import others_slow
 from tests.support.tree_models import Masked
-from trials.side_task.cohort import SHARED_LOADER, UNLIKE_EPOCHS
+from trials import Study
+from trials.side_task.cohort import UNLIKE_EPOCHS
 from trials.training.group import TrialGroup
-from trials.training.inputs.batches import Pinned
+from trials.training.inputs import batches as batches_module
+from trials.training.inputs.batches import BATCHES, OWN, Pinned
+from trials.training.inputs.side_by_side import DISTURBED
 
 
 @pytest.fixture(autouse=True)
@@ -192,9 +196,16 @@ def as_it_is(loader: Any) -> Any:
     return loader
 
 
+def in_a_generator(loader: Any) -> Any:
+    yield from loader
+
+
 @pytest.mark.parametrize(
     ("is_known", "wrap"),
-    others_slow(product([False, True], [as_it_is, Pinned]), [(False, Pinned), (True, as_it_is)]),
+    others_slow(
+        product([False, True], [as_it_is, Pinned, in_a_generator]),
+        [(False, Pinned), (True, as_it_is), (False, in_a_generator)],
+    ),
 )
 def test_epochs_that_cannot_be_read_side_by_side_are_read_one_after_another(
     is_known: bool,
@@ -209,6 +220,64 @@ def test_epochs_that_cannot_be_read_side_by_side_are_read_one_after_another(
     study.mix_epochs = not is_known
     trials, _ = run(False, Starving(()), study)
     assert_as_alone(trials, make_study(False))
-    assert capsys.readouterr().err.count(SHARED_LOADER) == (not is_known)
+    assert capsys.readouterr().err.count(DISTURBED[BATCHES]) == (not is_known)
     assert all(len(epochs) == 1 for epochs, _ in trained)
     assert all(len(list(steps)) % 3 == 0 for _, steps in groupby(trained)), "each epoch to its end"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_batches_that_are_drawn_from_global_streams_are_those_of_the_trial_alone(
+    own: bool, trained: list[tuple[set[int], int]]
+) -> None:
+    def drawn(seed: int) -> Iterator[Batch]:
+        torch.manual_seed(seed)
+        for _ in range(3):
+            yield torch.randn(5, 3, dtype=torch.float64), torch.zeros(5)
+
+    study = make_study(False)
+    study.batches = drawn  # type: ignore[assignment, method-assign]
+    study.own = lambda n, epoch: drawn(100 * n + epoch) if own else None
+    trials, _ = run(own, Starving(()), study)
+    assert_as_alone(trials, study)
+    assert any(len(epochs) == 3 for epochs, _ in trained)
+
+
+def test_trials_whose_own_batches_share_a_loader_are_trained_alone(
+    trained: list[tuple[set[int], int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, loader = make_study(True), LoaderWithOneIterator()
+
+    def own(n: int, epoch: int) -> Iterator[Batch]:
+        loader.epoch = 100 * n + epoch
+        yield from loader
+
+    study.own = own
+    trials, _ = run(True, Starving(()), study)
+    assert_as_alone(trials, make_study(True))
+    assert {size for _, size in trained} == {1}
+    assert DISTURBED[OWN] in capsys.readouterr().err
+
+
+def test_trials_begin_an_epoch_anew_that_another_has_disturbed(
+    trained: list[tuple[set[int], int]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That shows late in the epoch, when what was tried has been found the same."""
+    monkeypatch.setattr(batches_module, "AHEAD", 1)
+    study, alone = make_study(False, lambda epoch: 7), make_study(False, lambda epoch: 7)
+    study.trial_batches = MethodType(Study.trial_batches, study)  # type: ignore[method-assign]
+    left: list[Batch] = []
+
+    def batches(epoch: int) -> Iterator[Batch]:
+        own = data(epoch, 7)
+        yield from own[:4]
+        left[:] = own[4:]
+        for _ in range(3):
+            yield left[0]
+            left[:] = left[1:] or left
+
+    study.batches = batches  # type: ignore[assignment, method-assign]
+    trials, _ = run(False, Starving(()), study)
+    assert_as_alone(trials, alone)
+    assert f"had other batches than alone: {DISTURBED[BATCHES]}" in capsys.readouterr().err
+    mixed = [at for at, (epochs, _) in enumerate(trained) if len(epochs) > 1]
+    assert len(mixed) == 7, "one epoch"
