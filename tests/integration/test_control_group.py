@@ -78,6 +78,17 @@ time.sleep(600)
 """
 
 
+SHARES = """
+import os, signal
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+shared = SharedMemory(create=True, size=1)
+os.kill(resource_tracker._resource_tracker._pid, signal.SIGSTOP)  # as at a bubble's end
+print(shared.name, flush=True)
+signal.pause()
+"""
+
+
 @pytest.fixture
 def place() -> Path:
     return a_parent_group()
@@ -143,6 +154,15 @@ def test_a_fork_bomb_ends_as_a_whole(group: SideGroup) -> None:
     group.close()
     assert not group.path.exists()
     bomb.wait(10)
+
+
+def test_what_they_have_in_shared_memory_is_removed_by_those_whose_task_that_is(group: SideGroup) -> None:
+    side = start(group, SHARES)
+    left = Path("/dev/shm", first_line(side))
+    assert left.is_file()
+    group.close()
+    assert not left.exists()
+    side.wait()
 
 
 def test_all_processes_are_listed(group: SideGroup) -> None:

@@ -221,6 +221,25 @@ def test_workers_and_what_they_leave_end_with(sandbox: Sandbox, end: str, stoppe
         socket_path(sandbox.directory, 0).unlink()
 
 
+def test_what_a_side_task_has_in_shared_memory_goes_with_it(sandbox: Sandbox) -> None:
+    noted = sandbox.files / "noted"
+    job = sandbox.job()
+    keeper = sandbox.daemon_of(job, sandbox.config("shares.py"), SHARES=str(noted))
+    sandbox.works()
+    names = lambda: noted.read_text().split()  # noqa: E731
+    left = lambda: [name for name in names() if Path("/dev/shm", name).exists()]  # noqa: E731
+    assert left() == names()
+    for killed in (Field.SIDE_PROCESS, Field.DAEMON_PID):
+        before = names()
+        os.kill(sandbox.word(killed), signal.SIGKILL)
+        wait_for(lambda: len(names()) > len(before), "the next side task")  # noqa: B023
+        assert not set(left()) & set(before)
+        sandbox.works()
+    assert job.finish() == 0
+    keeper.ended()
+    assert left() == []
+
+
 def test_workers_end_with_a_standing_daemon_that_is_killed(sandbox: Sandbox) -> None:
     loading = Loading(sandbox, standing=True)
     assert len(loading.workers()) >= 2

@@ -13,12 +13,13 @@ import fcntl
 import logging
 import os
 import select
+import signal
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from squeezer.daemon.side_processes.orphans import ends_by_itself
+from squeezer.daemon.side_processes.orphans import CLEARING_S, clears_up, ends_by_itself, may_clear_up
 from squeezer.daemon.side_processes.parent_group import NoGroupError, parent_of_groups, reason
 
 _PREFIX = "squeezer-side-"
@@ -99,6 +100,10 @@ class SideGroup:
         except OSError:
             return None
         return next((1000 * int(line.split()[1]) for line in lines if line.startswith(b"usage_usec ")), None)
+
+    def let_clear_up(self) -> None:
+        """See `orphans.let_clear_up`. It may kill all else in the group."""
+        _let_clear_up(self.path)
 
     def close(self) -> None:
         """Kill all that is in it, and remove it."""
@@ -201,6 +206,7 @@ def _end(path: Path, timeout_s: float) -> None:
 
     Who is being moved into it, or comes back from another one, is killed too.
     """
+    _let_clear_up(path)
     deadline_s = time.monotonic() + timeout_s
     with suppress(OSError):
         while _is_populated(path) and time.monotonic() < deadline_s:
@@ -209,6 +215,33 @@ def _end(path: Path, timeout_s: float) -> None:
     for directory, _, _ in os.walk(path, topdown=False):  # the side task may have made further ones
         with suppress(OSError):
             os.rmdir(directory)
+
+
+def _let_clear_up(path: Path) -> None:
+    """See `orphans.let_clear_up`."""
+    end_s = time.monotonic() + CLEARING_S
+    with suppress(OSError):  # the group is gone
+        while may_clear_up(pids := _processes(path)) and time.monotonic() < end_s:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    _signal_in(path, pid, signal.SIGCONT if clears_up(pid) else signal.SIGKILL)
+            _await_empty(path, 0.1)
+
+
+def _signal_in(path: Path, pid: int, number: signal.Signals) -> None:
+    """Signal process `pid`, unless its number is by now that of another one, which is not in the group `path`."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        if pid in _processes(path):
+            signal.pidfd_send_signal(pidfd, number)
+    finally:
+        os.close(pidfd)
+
+
+def _processes(path: Path) -> set[int]:
+    """All in the group `path`, and in those in it, that this PID namespace shows."""
+    found = [file.read_text(encoding="ascii").split() for file in path.rglob("cgroup.procs")]
+    return {int(pid) for pids in found for pid in pids} - {_NOT_HERE}
 
 
 def _is_populated(path: Path) -> bool:

@@ -24,7 +24,7 @@ from ds_hooks.shared.user_paths import path_in_name
 from squeezer.config import SideTable
 from squeezer.daemon.side_processes.control_group import SideGroup, make_side_group
 from squeezer.daemon.side_processes.environment import side_environment
-from squeezer.daemon.side_processes.orphans import end_orphans
+from squeezer.daemon.side_processes.orphans import end_orphans, let_clear_up
 from squeezer.daemon.side_processes.parent_group import NoGroupError
 from squeezer.daemon.side_processes.temporary_folder import make_folder, remove_folder
 from squeezer.device import PRIORITIES, Device, SideProcess, has_ended
@@ -185,6 +185,10 @@ class Spawner:
     def reap(self) -> int:
         """The exit status of a process that has ended; negative if a signal ended it. What it leaves is killed."""
         assert self._process is not None and self.side is not None
+        if self.group is not None:
+            self.group.let_clear_up()
+        else:
+            let_clear_up([self.side.pid, *self._living_closers()])
         with suppress(ProcessLookupError):  # not reaped yet, its number is its own
             os.killpg(self.side.pid, signal.SIGKILL)
         if self._device.own_session:
@@ -274,8 +278,11 @@ class Spawner:
             self.group.close()
         self.group = None
 
+    def _living_closers(self) -> list[int]:
+        return [closer.pid for closer in self._closers if closer.poll() is None]
+
     def _end_orphans(self) -> None:
-        ended = end_orphans([closer.pid for closer in self._closers if closer.poll() is None])
+        ended = end_orphans(self._living_closers())
         if ended:
             log.debug("%d processes that the side task had left behind were killed", ended)
 

@@ -42,6 +42,40 @@ def test_all_that_is_left_in_whatever_group_or_session_is_ended_but_what_is_spar
     assert (ended, spared) == ("3", "None")
 
 
+SHARES = """
+import os, signal
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+from ds_hooks.shared.processes.parent import adopt_orphans
+from squeezer.daemon.side_processes.orphans import end_orphans
+
+adopt_orphans()
+says, hears = os.pipe()
+sharer = os.fork()
+if sharer == 0:
+    os.setpgid(0, 0)
+    name = SharedMemory(create=True, size=1).name
+    os.kill(resource_tracker._resource_tracker._pid, signal.SIGSTOP)  # as at a bubble's end
+    if os.fork():
+        os.write(hears, name.encode())
+    signal.pause()
+name = os.read(says, 100).decode()
+os.kill(sharer, signal.SIGKILL)
+os.waitpid(sharer, 0)
+end_orphans()
+print(name, flush=True)
+"""
+
+
+def test_what_they_have_in_shared_memory_is_removed_by_those_whose_task_that_is() -> None:
+    done = subprocess.run([sys.executable, "-c", SHARES], capture_output=True, text=True, timeout=60, check=True)
+    left = Path("/dev/shm", done.stdout.strip())
+    was_left = left.is_file()
+    if was_left:
+        left.unlink()
+    assert not was_left
+
+
 WAITS = """
 import os, subprocess, sys
 import psutil
@@ -49,7 +83,7 @@ from squeezer.daemon.side_processes import orphans
 
 lasting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
 looks, look, kill = [], psutil.Process.children, os.kill
-psutil.Process.children = lambda self: looks.append(1) or look(self)
+psutil.Process.children = lambda self, **which: looks.append(1) or look(self, **which)
 os.kill = lambda pid, number: None  # a process that has no time to end
 orphans.PATIENCE_S = 0.5
 print(orphans.end_orphans(), len(looks), flush=True)
@@ -59,7 +93,7 @@ kill(lasting.pid, 9)
 
 def test_who_waits_for_one_that_does_not_end_leaves_it_the_core() -> None:
     done = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["0", "1"]
+    assert done.stdout.split() == ["0", "2"], "one for those that clear up"
 
 
 KEEPS = """
