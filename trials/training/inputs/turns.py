@@ -1,5 +1,6 @@
 """Random streams for each of several iterators of batches that are read in turns: each draws what it would alone."""
 
+import ctypes
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +19,8 @@ States = tuple[Any, ...]
 _LOOKED_AT, _LONG = 500, 100
 """So many objects of a study are looked into for random streams, and no longer lists: these are data."""
 
-_KINDS: tuple[tuple[type, Callable[[Any], Any], Callable[[Any, Any], object]], ...] = (
-    (torch.Generator, torch.Generator.get_state, torch.Generator.set_state),
-    (random.Random, random.Random.getstate, random.Random.setstate),
-    (np.random.RandomState, lambda stream: stream.get_state(legacy=False), np.random.RandomState.set_state),
-    (np.random.BitGenerator, lambda stream: stream.state, lambda stream, state: setattr(stream, "state", state)),
-)
-"""Kinds of random streams; what returns the state of one, and what sets it."""
+_KINDS = torch.Generator, random.Random, np.random.RandomState, np.random.BitGenerator
+"""Kinds of random streams."""
 
 
 class Turns:
@@ -39,8 +35,8 @@ class Turns:
         self._last: object = None
 
     @cached_property
-    def _streams(self) -> list[tuple[Any, Callable[[Any], Any], Callable[[Any, Any], object]]]:
-        return [(stream, *_access(stream)) for stream in (*_global(), *_own(self._study))]
+    def _streams(self) -> list["_Access"]:
+        return [_access(stream) for stream in (*_global(), *_own(self._study))]
 
     def new(self) -> Callable[[], None]:
         """Return a function to call before anything is read of one iterator, and before it is made.
@@ -61,16 +57,55 @@ class Turns:
 
     def states(self) -> States:
         """Return the present states."""
-        return tuple(get(stream) for stream, get, _ in self._streams)
+        return tuple(get() for get, _ in self._streams)
 
     def put_back(self, states: States) -> None:
         """Let all streams continue from `states`."""
-        for (stream, _, put), state in zip(self._streams, states, strict=True):
-            put(stream, state)
+        for (_, put), state in zip(self._streams, states, strict=True):
+            put(state)
 
 
-def _access(stream: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], object]]:
-    return next((get, put) for kind, get, put in _KINDS if isinstance(stream, kind))
+_Access = tuple[Callable[[], Any], Callable[[Any], object]]
+"""What returns the state of a stream, and what sets it."""
+
+
+def _access(stream: Any) -> _Access:
+    if isinstance(stream, torch.Generator):
+        return stream.get_state, stream.set_state
+    if isinstance(stream, random.Random):
+        return stream.getstate, stream.setstate
+    if isinstance(stream, np.random.RandomState):
+        return (seldom := _Seldom(stream)).state, seldom.put_back
+    return lambda: stream.state, lambda state: setattr(stream, "state", state)
+
+
+class _Seldom:
+    """A `RandomState`. To read and set one takes 0.2 ms, so neither is done until something has been drawn from it."""
+
+    def __init__(self, stream: np.random.RandomState) -> None:
+        self._stream, self._start = stream, stream.get_state(legacy=False)
+        is_known = self._start["bit_generator"] == "MT19937" and not self._start["has_gauss"]  # else it draws unseen
+        self._source = stream._bit_generator
+        self._address = self._source.ctypes.state_address if is_known else 0
+        self._unused = self._bytes() if is_known else None
+
+    def state(self) -> Any:
+        if self._unused is not None and self._bytes() == self._unused:
+            return self._start
+        self._unused = None
+        return self._stream.get_state(legacy=False)
+
+    def put_back(self, state: Any) -> None:
+        """Set the state; `state` was called just before."""
+        if self._unused is None or state is not self._start:
+            self._stream.set_state(state)
+
+    def _bytes(self) -> bytes:
+        return ctypes.string_at(self._address, _MT19937_BYTES) if self._stream._bit_generator is self._source else b""
+
+
+_MT19937_BYTES = 624 * 4 + 4
+"""Its words, and its place among them."""
 
 
 def _global() -> Sequence[Any]:
@@ -81,7 +116,6 @@ def _global() -> Sequence[Any]:
 
 def _own(study: Study) -> Sequence[Any]:
     """Those in a study's attributes, such as a sampler's generator; not what lies deep in data."""
-    kinds = tuple(kind for kind, _, _ in _KINDS)
     known, found, seen = {id(stream) for stream in _global()}, list[Any](), dict[int, Any]()
     waiting = deque[Any](vars(study).values())
     while waiting and len(seen) < _LOOKED_AT:
@@ -91,7 +125,7 @@ def _own(study: Study) -> Sequence[Any]:
         seen[id(one)] = one
         if isinstance(one, np.random.Generator):
             waiting.append(one.bit_generator)
-        elif isinstance(one, kinds):
+        elif isinstance(one, _KINDS):
             if id(one) not in known and not isinstance(one, random.SystemRandom):
                 found.append(one)
         elif not _is_data(one):

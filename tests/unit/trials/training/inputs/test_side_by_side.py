@@ -18,6 +18,7 @@ from trials.gate.base import OpenGate
 from trials.training.inputs import batches as batches_module
 from trials.training.inputs.batches import Reader, rounds
 from trials.training.inputs.side_by_side import DisturbedError, SideBySide
+from trials.training.inputs.turns import Turns
 
 DATA = TensorDataset(torch.arange(40.0).view(20, 2), torch.arange(20.0))
 EPOCHS = 2, 7
@@ -89,6 +90,7 @@ def shuffled(loads: Loads) -> Open:
 FIXED: dict[str, Callable[[Any], Open]] = {
     "PyTorch's stream": lambda s: drawn(torch.manual_seed, lambda: torch.rand(1)),
     "NumPy's": lambda s: drawn(np.random.seed, lambda: np.random.rand()),
+    "NumPy's stream of pairs": lambda s: drawn(np.random.seed, lambda: np.random.randn()),
     "Python's": lambda s: drawn(random.seed, random.random),
     "a generator of the study's": lambda s: drawn(s.torch.manual_seed, lambda: torch.rand(1, generator=s.torch)),
     "a RandomState of the study's": lambda s: drawn(s.numpy.seed, lambda: s.numpy.rand()),
@@ -131,6 +133,18 @@ def test_epochs_side_by_side_are_as_alone(name: str) -> None:
     together = read(study, READERS)
     for reader in READERS:
         assert_equal(together[reader.number], read(study, [reader])[reader.number])
+
+
+@pytest.mark.parametrize("drawn_before", [0, 1])
+def test_numpy_may_have_the_second_of_a_pair_left(drawn_before: int) -> None:
+    np.random.seed(0)
+    np.random.randn(drawn_before)
+    turns = Turns(ToyStudy(lambda n: nn.Linear(2, 1)))
+    takes = [turns.new() for _ in range(2)]
+    found = [(which, np.random.randn()) for _ in range(3) for which in range(2) if takes[which]() is None]
+    alone = np.random.RandomState(0).randn(drawn_before + 4)[drawn_before:]
+    assert [value for which, value in found if not which] == alone[:3].tolist()
+    assert [value for which, value in found if which] == alone[1:4].tolist(), "it begins where the other was"
 
 
 @pytest.mark.parametrize("name", [name for name in FIXED if "stream" in name or "study's" in name])
