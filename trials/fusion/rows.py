@@ -34,6 +34,7 @@ class Rows:
         settle: waits until all that the gate has let through has ended.
         drawn: see `trials.fusion.own_code.inner.Streams`.
         are_drawn_for: whether something is drawn for each element of the forward's outputs, as by the loss.
+        orders: of tensors that lie in another order in memory in the trial alone than here; see `memory_order`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Rows:
         self.unread = unread
         self.drawn: list[Drawn] | None = None
         self.are_drawn_for = False
+        self.orders: Mapping[str, tuple[int, ...]] = {}
         self.again: Callable[[], None] = ask_no_gate
         self.settle: Callable[[], None] = ask_no_gate
         self.rebind: Callable[[], None] = ask_no_gate
@@ -79,9 +81,13 @@ class Rows:
             raise FuseError(f"module '{path}' has no tensor '{name}'")
         return found
 
+    def canonical(self, name: str) -> str:
+        """Return the first name of a tensor that has several."""
+        return self.aliases.get(name, name)
+
     def tensor(self, name: str) -> Tensor | None:
         """Return the stacked tensor called `name` in the user's model."""
-        name = self.aliases.get(name, name)
+        name = self.canonical(name)
         parameter = self.parameters.get(name)
         return self.buffers.get(name) if parameter is None else parameter
 

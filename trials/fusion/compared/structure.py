@@ -17,7 +17,7 @@ from trials.fusion.errors import RefusedError
 from trials.fusion.graph.module_attributes import ModuleAttributes
 from trials.fusion.graph.trace import FORWARD, describe, drop_constants, modes, trace
 from trials.fusion.layers.conv import refuse_own_orders
-from trials.fusion.layers.memory_order import kept_order
+from trials.fusion.layers.memory_order import order_of, own_orders
 from trials.fusion.layers.transformer import refuse_passed_over
 from trials.fusion.registry import FuseError, Layer, find, has_hooks, instead_of_hooks, label, refuse, replaced_function
 from trials.fusion.rows import Rows, Vectors, stack_parameters
@@ -152,6 +152,7 @@ def _module_facts(model: nn.Module, path: str, whole: Facts, facts: Facts, insid
     for name, tensor in _plain_tensors(module, path).items():
         facts[f"tensor '{name}'", "shape"] = tuple(tensor.shape)
         facts[f"tensor '{name}'", "dtype"] = str(tensor.dtype)
+        facts[f"tensor '{name}'", "order in memory"] = order_of(tensor)
 
 
 class Unchanged:
@@ -258,7 +259,9 @@ def stack(
             modules = [model.get_submodule(path) for model in models]
             vectors[path] = {name: [getattr(module, name) for module in modules] for name in names}
     vectors.update(configs(models))
-    return Rows(parameters, buffers, vectors, aliases, generators, [own.unread for own in shapes], common)
+    rows = Rows(parameters, buffers, vectors, aliases, generators, [own.unread for own in shapes], common)
+    rows.orders = own_orders(tables_K[0], buffers_K[0])
+    return rows
 
 
 def canonical_names(model: nn.Module) -> dict[int, str]:
@@ -324,8 +327,7 @@ def _tensor_facts(model: nn.Module) -> Facts:
             facts[owner, "device"] = str(tensor.device)
             facts[owner, "requires_grad"] = tensor.requires_grad
             facts[owner, "tied to"] = aliases.get(name)
-            if kind == "parameter" and (order := kept_order(tensor)) is not None:
-                facts[owner, "order in memory"] = order
+            facts[owner, "order in memory"] = order_of(tensor)
     for name in _plain_tensors(model, ""):
         facts[f"tensor '{name}'", "tied to"] = aliases.get(name)
     return facts | _saved_facts(model)

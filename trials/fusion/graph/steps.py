@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from trials.fusion.errors import is_out_of_memory
-from trials.fusion.layers.memory_order import Orders
+from trials.fusion.layers.memory_order import Order, Orders, as_ordered
 from trials.fusion.own_code import autocast
 from trials.fusion.own_code.drawing import draws_for_each
 from trials.fusion.own_code.functional import ELEMENTWISE, JOINT, MOVED, aligned, cat
@@ -90,16 +90,21 @@ class TensorStep(Step):
         self.name = name
         self.tensor: Tensor | None = None
         self.per_trial = True
+        self.order: Order = None
 
     def bind(self, rows: Rows) -> None:
         """See `Step`."""
-        name = rows.aliases.get(self.name, self.name)
+        name = rows.canonical(self.name)
         self.per_trial = name not in rows.once
         self.tensor = rows.tensor(name) if self.per_trial else rows.once[name]
+        self.order = rows.orders.get(name)
 
     def run(self, state: State) -> None:
         """See `Step`."""
-        state.values[self.out] = self.tensor
+        found = self.tensor
+        if self.keeps_order and self.order is not None and found is not None:
+            found = as_ordered(found, self.order) if self.per_trial else as_ordered(found[None], self.order)[0]
+        state.values[self.out] = found
         state.flags[self.out] = self.per_trial
 
 

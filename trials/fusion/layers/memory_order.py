@@ -3,7 +3,7 @@
 An order names the axes of one trial's tensor from the slowest to the fastest; None: they lie as they are numbered.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,9 @@ FORMATS: dict[Order, torch.memory_format] = {
 
 
 def order_of(x: Tensor) -> Order:
-    """Return the order of one trial's tensor."""
+    """Return the order of one trial's tensor. One that is sparse has none."""
+    if x.layout is not torch.strided:
+        return None
     strides = x.stride()
     if strides == _strides(x.shape, range(x.ndim)):
         return None
@@ -31,6 +33,15 @@ def order_of(x: Tensor) -> Order:
     dense = torch.empty_like(x, device="meta").stride()
     found = tuple(sorted(range(x.ndim), key=lambda axis: -dense[axis]))
     return None if found == tuple(range(x.ndim)) else found
+
+
+def own_orders(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the orders of one trial's tensors that are not the plain one, by name.
+
+    Those of weights in ``channels_last`` are left out: layers with a rule know them.
+    """
+    found = {name: order_of(tensor) for name, tensor in (*parameters.items(), *buffers.items())}
+    return {name: own for name, own in found.items() if own and not (name in parameters and own in FORMATS)}
 
 
 def kept_order(x: Tensor) -> Order:

@@ -18,7 +18,7 @@ from trials.fusion.own_code.streams import continue_from, note
 from trials.fusion.own_code.together import tensor_entries
 from trials.fusion.own_code.trees import apart, dims_of
 from trials.fusion.registry import CALLS, FuseError, JointLayer, Layer, arrange
-from trials.fusion.rows import Rows
+from trials.fusion.rows import Rows, Vectors
 from trials.fusion.units import LayerUnits
 
 
@@ -167,6 +167,16 @@ class Inner:
         yield self.units.name.removesuffix(" forward"), way
         if self.mapped is not None and not looped:
             yield from self.mapped.ways()
+
+
+def is_apart(module: nn.Module, path: str, rule: Layer | FuseError, vectors: Vectors | None) -> bool:
+    """Whether a module inside a whole model is a layer of its own there; see `Mapped.number_inside`."""
+    if not path or (not isinstance(rule, Layer) and list(module.children())):
+        return False
+    if vectors is not None and isinstance(rule, Layer) and rule.varying and path not in vectors:
+        return False
+    # in place, or a view: only the code around it knows what else sees the change
+    return not getattr(module, "inplace", False) and not (isinstance(rule, Layer) and rule.free)
 
 
 class Streams(Protocol):

@@ -20,18 +20,19 @@ from trials.fusion.graph.memo import KeepsInsideError, LoneCall, Memo
 from trials.fusion.graph.surroundings import as_written, reentrant_checkpoint, without_recomputing
 from trials.fusion.own_code import one_by_one
 from trials.fusion.own_code.asked import asking, own_attributes
+from trials.fusion.own_code.beginning import Beginning
 from trials.fusion.own_code.below import below
 from trials.fusion.own_code.calls import Outside, instead
 from trials.fusion.own_code.draw_orders import DrawOrders
-from trials.fusion.own_code.inner import Calls, Inner
-from trials.fusion.own_code.one_by_one import ChangedError, OneByOne, fits, in_slots, mark, slots
+from trials.fusion.own_code.inner import Calls, Inner, is_apart
+from trials.fusion.own_code.one_by_one import ChangedError, OneByOne, fits, in_order, in_slots, mark, slots
 from trials.fusion.own_code.streams import drawing_from, foreign_streams, refuse_foreign, saved
-from trials.fusion.own_code.template import template, without_data
+from trials.fusion.own_code.template import template, use_plain_forwards, without_data
 from trials.fusion.own_code.together import Together
 from trials.fusion.own_code.trees import apart, hide_objects, of_row, refuse_own_kinds, stack
 from trials.fusion.own_code.values import MOST_UNLIKE, UnlikeError, Value
 from trials.fusion.own_code.varying import Varying
-from trials.fusion.registry import Layer, label, plain_forward, replaced_function
+from trials.fusion.registry import Layer, label
 from trials.fusion.rows import Rows, Vectors
 from trials.fusion.shared_base import Snapshot, WrittenError
 from trials.fusion.units import LayerUnits, Units
@@ -69,10 +70,7 @@ class Mapped:
         self._modes = {
             inner: modes[f"{self._prefix}{name}" if name else path] for name, inner in self.module.named_modules()
         }
-        for inner in self.module.modules():
-            plain = plain_forward(inner)
-            if plain is not None and not replaced_function():  # its own branches on values, which `vmap` cannot do
-                inner.forward = partial(plain, inner)
+        use_plain_forwards(self.module)
         without_data(self.module)
         self._set_modes()
         self._inner: dict[str, Inner] = {}
@@ -82,6 +80,7 @@ class Mapped:
         self._seen = is_graph = isinstance(self.module, fx.GraphModule)  # what tracing saw needs no second look
         self.memo = Memo(nn.Module() if is_graph else self.module, path)
         self._plain, self._is_inside, self._unlike, self.ran_apart = self.module, outer is not None, 0, False
+        self._written = set[str]()  # parameters that it changes in place
         if is_graph:  # fx's own prints what it raises
             setattr(type(self.module), "__call__", nn.Module.__call__)  # noqa: B010
 
@@ -96,13 +95,7 @@ class Mapped:
         self._plain = self.module if self._seen else template(self.module, "")
         for path, module in self.module.named_modules():
             rule = rule_for(module, path)
-            is_layer = isinstance(rule, Layer) or not list(module.children())
-            if not path or not is_layer or any(path.startswith(f"{outer}.") for outer in self._inner):
-                continue
-            if vectors is not None and isinstance(rule, Layer) and rule.varying and path not in vectors:
-                continue
-            # in place, or a view: only the code around it knows what else sees the change
-            if getattr(module, "inplace", False) or (isinstance(rule, Layer) and rule.free):
+            if any(path.startswith(f"{o}.") for o in self._inner) or not is_apart(module, path, rule, vectors):
                 continue
             own = LayerUnits(units, f"{label(module, path)} forward")
             mapped = None if isinstance(rule, Layer) else Mapped(module, path, modes, own, self._orders)
@@ -118,9 +111,10 @@ class Mapped:
             for named in (self.module.named_parameters(), self.module.named_buffers())
         )
         inside = dict(self.module.named_modules())
-        canonical = {name: rows.aliases.get(self._prefix + name, self._prefix + name) for name in self._parameters}
+        canonical = {name: rows.canonical(self._prefix + name) for name in (*self._parameters, *self._buffers)}
         self._held = {name: first for name, first in canonical.items() if first in rows.once}
         self._once = {name: rows.once[first] for name, first in self._held.items()}
+        self._ordered = {name: rows.orders[first] for name, first in canonical.items() if first in rows.orders}
         self._slots = slots(inside, lambda name: rows.require("", self._prefix + name))
         self._varying = Varying(inside, rows.vectors, self.memo.kept.renew)
         self._varying.set_common()
@@ -237,9 +231,12 @@ class Mapped:
         mapped = torch.vmap(one, in_dims=(0, axes, 0, *dims), randomness="error")
         # a backward may need what a replaced buffer was before
         own = {name: t.clone() if name in self._changing else t for name, t in self._buffers.items()}
+        changes = self._written if self._seen else self._parameters.keys() - self._once.keys()
+        begun = self._begun = Beginning(self._rows.generators[0], self._parameters, changes, self._buffers)
         with self._orders.compared(self._rows, (args, kwargs), partial(self.run_first, args, kwargs, dims)):
             outputs, replaced = mapped(rows, parameters, own, args, kwargs)
             self._put_back(0, reshaped, args, kwargs, dims, by_vmap=True)
+        self._written |= begun.keep_changed(self._changing) & self._parameters.keys()
         for name, tensor in replaced.items():
             self._buffers[name].data.copy_(tensor.detach())
         return self._rows.backward.lend(together[0](outputs), None, self.units)
@@ -248,8 +245,9 @@ class Mapped:
         """Return the output of the first trial alone, on copies, which says how all of it lies in memory."""
         restore, self._row = saved({}, self._rows.generators), None
         self._varying.set_row(0)
+        call = self._begun.of(self._lone_call(0, args, kwargs, dims), self._ordered)
         with self._drawing_from(self._rows.generators[0]):
-            output = self._lone_call(0, args, kwargs, dims).run(self.module)
+            output = call.run(self.module)
         self._varying.set_common()
         self._set_modes()
         self.memo.kept.put_back()
@@ -259,7 +257,7 @@ class Mapped:
     def _trials(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any], restore: Callable[[], None] | None
     ) -> Any:
-        run = self._one_by_one if self._rows.size > 1 or self._changing else self._alone
+        run = self._one_by_one if self._rows.size > 1 or self._changing or self._ordered else self._alone
         try:
             return run(args, kwargs, dims)
         except ChangedError as error:
@@ -268,7 +266,8 @@ class Mapped:
 
     def _one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any], dims: tuple[Any, Any]) -> Any:
         (leaves, spec), owned = tree_flatten((args, kwargs)), tree_flatten(dims)[0]
-        reached, rows = self._rows.reached, OneByOne(self._parameters, self._buffers, self._changing, self._once)
+        tensors_K = self._parameters, self._buffers
+        reached, rows = self._rows.reached, OneByOne(*tensors_K, self._changing, self._once, self._ordered)
         rows.watch(reached)
         first, asked = self._rows.backward.first, ([], []) if self._seen else rows.asked
         inputs_K = one_by_one.split(leaves, owned, self._rows.size, reached)
@@ -350,7 +349,8 @@ class Mapped:
         self.memo.prove(self._plain, settings, self._lone_call(row, args, kwargs, dims), attributes)
 
     def _lone_call(self, row: int, args: Any, kwargs: Any, dims: tuple[Any, Any]) -> LoneCall:
-        tensors = {name: tensor[row] for table in (self._parameters, self._buffers) for name, tensor in table.items()}
+        rows = {name: tensor[row] for table in (self._parameters, self._buffers) for name, tensor in table.items()}
+        tensors = {name: in_order(tensor, self._ordered.get(name)) for name, tensor in rows.items()}
         own_args, own_kwargs = of_row((args, kwargs), dims, row)
         return LoneCall(tensors, own_args, own_kwargs, self._rows.generators[row], self.units.enter)
 

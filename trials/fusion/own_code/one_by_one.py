@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from trials.fusion.compared.sharing import refuse_shared
 from trials.fusion.errors import RefusedError, refused_freezing
+from trials.fusion.layers.memory_order import Order, as_ordered
 from trials.fusion.own_code.reached import Reached
 
 Slot = tuple[dict[str, Tensor], str, str, Tensor]
@@ -36,6 +37,7 @@ class OneByOne:
         changing: the names of parameters that code changes in place, and of tensors that it replaces or gives new data.
             It gets copies of them, for a backward may need what they were before.
         once: name -> ``[*shape]``, of parameters that all trials have in common.
+        orders: those of tensors that lie in another order in memory in the trial alone. Code gets copies of them, too.
     """
 
     def __init__(
@@ -44,17 +46,21 @@ class OneByOne:
         buffers: Mapping[str, Tensor],
         changing: Container[str],
         once: Mapping[str, Tensor],
+        orders: Mapping[str, Order],
     ) -> None:
         self._parameters, self._stacked, self._changing = parameters, {**parameters, **buffers}, changing
-        self._once = once
+        self._once, self._orders = once, orders
         with torch.enable_grad():  # in evaluation, too, a parameter can be differentiated by
             self._rows = {
-                name: [once[name].detach() for _ in tensor] if name in once else _rows(tensor, name in changing)
+                name: [in_order(once[name].detach(), orders.get(name)) for _ in tensor]
+                if name in once
+                else _rows(tensor, name in changing, orders.get(name))
                 for name, tensor in parameters.items()
             }
         for name, tensor in buffers.items():
             # each row counts its own changes: a backward asks whether a value that it needs has changed
-            self._rows[name] = [row.clone() if name in changing else row.data for row in tensor.detach()]
+            is_copied = name in changing or name in orders
+            self._rows[name] = [_copy(row, orders.get(name)) if is_copied else row.data for row in tensor.detach()]
 
     @property
     def asked(self) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
@@ -81,6 +87,7 @@ class OneByOne:
         tensors: dict[str, Tensor] = {name: rows[row] for name, rows in self._rows.items()}
         mark(tensors[name] for name in self._parameters)
         memory = {name: _memory(tensor) for name, tensor in tensors.items()}
+        versions = {name: tensors[name]._version for name in self._orders}
         others: list[str] = []
         try:
             with _recurrent_weights_in_place(), _refusing_to_freeze():
@@ -92,12 +99,14 @@ class OneByOne:
         new = {
             name: tensors[name] for name, rows in self._rows.items() if _is_new(tensors[name], rows[row], memory[name])
         }
+        written = [name for name, version in versions.items() if tensors[name]._version != version]
         others += _others(new, self._stacked)
-        if unforeseen := [name for name in new if name not in self._changing and name not in others]:
+        unforeseen = [name for name in new if name not in self._changing and name not in others]
+        if unforeseen := unforeseen + [name for name in written if name in self._once]:
             raise ChangedError(unforeseen)
         refuse_shared([name for name in new if name not in others], tensors)
         for name in tensors:
-            if name in self._changing and name not in others:
+            if (name in self._changing or name in written) and name not in others:
                 self._stacked[name].data[row].copy_(tensors[name].detach())
 
 
@@ -256,10 +265,20 @@ def _others(new: Mapping[str, Tensor], stacked: Mapping[str, Tensor]) -> list[st
     return found
 
 
-def _rows(tensor: Tensor, changing: bool) -> Sequence[Tensor]:
-    if not changing:
+def in_order(row: Tensor, order: Order) -> Tensor:
+    """Return one trial's tensor as it lies in memory in the trial alone, if that is in an `order` of its own."""
+    return row if order is None else as_ordered(row[None], order)[0]
+
+
+def _copy(row: Tensor, order: Order) -> Tensor:
+    """A view would not do: code may change it in place."""
+    return row.clone() if order is None else torch.empty_like(in_order(row, order)).copy_(row)
+
+
+def _rows(tensor: Tensor, changing: bool, order: Order) -> Sequence[Tensor]:
+    if not changing and order is None:
         return tensor.unbind(0)
-    found: Sequence[Tensor] = _Apart.apply(tensor)
+    found: Sequence[Tensor] = _Apart.apply(tensor, order)
     return found
 
 
@@ -267,15 +286,15 @@ class _Apart(torch.autograd.Function):
     """The rows of a tensor, each of which can be changed in place."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> tuple[Tensor, ...]:
-        """Copies of them."""
+    def forward(ctx: Any, tensor: Tensor, order: Order) -> tuple[Tensor, ...]:
+        """Copies of them, in an order in memory."""
         ctx.set_materialize_grads(False)
         ctx.shape = tensor.shape
-        return tuple(row.clone() for row in tensor)
+        return tuple(_copy(row, order) for row in tensor)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Together again."""
         like = next(gradient for gradient in gradients if gradient is not None)
         zeros = like.new_zeros(ctx.shape[1:])
-        return torch.stack([zeros if gradient is None else gradient for gradient in gradients])
+        return torch.stack([zeros if gradient is None else gradient for gradient in gradients]), None

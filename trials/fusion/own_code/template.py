@@ -2,12 +2,14 @@
 
 import copy
 import types
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from trials.fusion.compared.describe import plain_tensors
 from trials.fusion.errors import RefusedError
+from trials.fusion.registry import plain_forward, replaced_function
 
 
 def template(module: nn.Module, path: str) -> nn.Module:
@@ -28,6 +30,14 @@ def template(module: nn.Module, path: str) -> nn.Module:
             if isinstance(value, types.FunctionType) and value.__closure__:
                 vars(inner)[name] = _moved(value, memo)
     return made
+
+
+def use_plain_forwards(module: nn.Module) -> None:
+    """Let layers of PyTorch's made of others run without their branches on values, which `vmap` cannot do."""
+    for inner in module.modules():
+        plain = plain_forward(inner)
+        if plain is not None and not replaced_function():
+            inner.forward = partial(plain, inner)
 
 
 def without_data(module: nn.Module) -> None:

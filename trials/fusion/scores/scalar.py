@@ -260,9 +260,15 @@ class Scalar:
                 return self._function(together(own), own_targets, **named)
 
         dims, before = (0, 0, dims_of(targets, per_trial), 0), _versions(numbers_K)
+        begun = generators[0].get_state()  # what it draws may decide how it goes on
 
         def alone() -> Any:
-            return self._lone_calls(outputs, targets, generators, per_trial, params_K)[0](self._function)
+            now = generators[0].get_state()
+            generators[0].set_state(begun)
+            try:
+                return self._lone_calls(outputs, targets, generators, per_trial, params_K)[0](self._function)
+            finally:
+                generators[0].set_state(now)
 
         with self._orders.compared(streams, (outputs, targets), alone), as_written():
             found = torch.vmap(one, dims, randomness="error")(rows, tensors, targets, numbers_K)
