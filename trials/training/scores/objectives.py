@@ -71,13 +71,19 @@ def joined_scores(study: Study, given: Any) -> Any:
     return torch.stack([each.double() for each in scores_of(study, given)]) if study.directions else given
 
 
-def per_trial_scores(study: Study, one: Callable[[str], Tensor]) -> Tensor:
+def per_trial_scores(study: Study, one: Callable[[str], Tensor], streams: Sequence[torch.Generator]) -> Tensor:
     """Return K trials' scores, ``[K]``, or ``[K, J]`` of J objectives.
 
     Args:
         study: the user's.
         one: returns what a function of `score_functions` gives, ``[K]``.
+        streams: the trials'. In the trial alone one call gives all objectives, so each begins where the first did.
     """
     if not study.directions:
         return one("score")
-    return torch.stack([one(f"score {objective}").double() for objective in range(len(study.directions))], 1)
+    begun, found = [stream.get_state() for stream in streams], []
+    for objective in range(len(study.directions)):
+        for stream, state in zip(streams, begun, strict=True):
+            stream.set_state(state)
+        found.append(one(f"score {objective}").double())
+    return torch.stack(found, 1)

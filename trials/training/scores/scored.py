@@ -97,7 +97,8 @@ class ScoredGroup(GroupState, abc.ABC):
                 self._units.settle()
                 validated.append(on_host(outputs, targets_B))
             if self._study.metric is None:
-                scores_K = per_trial_scores(self._study, lambda name: self._per_trial(name, outputs, targets_B))
+                streams = self._fused.rows.generators
+                scores_K = per_trial_scores(self._study, lambda n: self._per_trial(n, outputs, targets_B), streams)
             else:
                 scores_K = torch.zeros(self._scores_shape(), device=self._device)
         if record is not None:
