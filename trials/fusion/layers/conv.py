@@ -245,4 +245,8 @@ def draws(model: nn.Module) -> bool:
     layers = any(
         (isinstance(m, (nn.Dropout, nn.AlphaDropout)) and m.p) or isinstance(m, nn.RReLU) for m in model.modules()
     )
-    return layers or any(names_in(code) & DRAWING for code in code_of(model))
+    return layers or any(
+        name in DRAWING or getattr(variables.get(name), "__name__", "") in DRAWING
+        for code, variables in code_of(model).items()
+        for name in names_in(code)
+    )

@@ -16,7 +16,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from trials.fusion.compared.reads import names_in
 from trials.fusion.errors import FuseError
 from trials.study import Study
-from trials.training.inputs.study_state import functions_of, is_near, is_of_library, is_same, names_read
+from trials.training.inputs.study_code import functions_of, is_near, is_of_library, names_read
+from trials.training.inputs.study_state import is_same
 
 _LATER = (
     *("loss", "score", "metrics", "batches", "trial_batches", "validation"),
@@ -44,14 +45,14 @@ def building(study: Study) -> Iterator[list[Any]]:
     """
     is_first = study not in _set
     known, read = _set.setdefault(study, set()), _read.setdefault(study, set())
-    read |= names_read(type(study), _LATER)
+    read |= names_read(study, _LATER)
     before = {place: _Kept(place.value) for place in _places(study)}
     parts: list[Any] = []
     yield parts
     read |= _names_of(parts)
     inside = {id(each) for part in parts for each in (part, *_inside(part))}
     again = []
-    for place in _places(study):
+    for place in dict.fromkeys(_places(study)):  # several functions may name one
         kept = before.get(place, _NONE)
         if place.name not in read or kept.is_still(place.value):
             continue
@@ -190,7 +191,7 @@ def _places(study: Study) -> Iterable[_Place]:
     """Return the study's attributes, and what the code names that builds a trial."""
     own = vars(study)
     found = [_Place(f"the study's attribute '{name}'", id(own), name, own) for name in own]
-    functions = functions_of(type(study), _BUILDING)
+    functions = functions_of(study, _BUILDING)
     names = set[str]().union(*(names_in(function.__code__) for function in functions))
     for function in functions:
         table = function.__globals__

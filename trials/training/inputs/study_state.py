@@ -1,13 +1,11 @@
 """Refuses what the methods of a study keep for a trial or an epoch, in its attributes or elsewhere: all share that."""
 
 import copy
-import inspect
-import sys
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,12 +15,13 @@ from trials.fusion.compared.describe import Describer
 from trials.fusion.compared.reads import content, names_in
 from trials.fusion.errors import RefusedError
 from trials.study import Study
+from trials.training.inputs.study_code import functions_of, is_near, names_read
 
-_proven: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Study -> the functions of which it is known that they keep nothing that mattered at once."""
+_looks: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Study -> how often each of its functions was to be looked at."""
 
 _kept: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""Study -> those of them that keep something, each with a copy of the study before, and how often it was called."""
+"""Study -> those of them that keep something, each with what was there before it did. See `_Kept`."""
 
 
 _OF_ANY_EPOCH = ("loss", "score", "metrics", "scheduler", "clip_norm", "clip_value", "scaler")
@@ -37,7 +36,7 @@ def setting_nothing(study: Study, source: str) -> Iterator[None]:
         RefusedError: an attribute that methods read which are called later, such as the loss, is set anew.
     """
     own = vars(study)
-    before = {name: own[name] for name in names_read(type(study), _OF_ANY_EPOCH) & own.keys()}
+    before = {name: own[name] for name in names_read(study, _OF_ANY_EPOCH) & own.keys()}
     yield
     for name, value in before.items():
         if value is not None and own.get(name) is not value and not is_same(value, own.get(name)):
@@ -49,7 +48,7 @@ def setting_nothing(study: Study, source: str) -> Iterator[None]:
 
 def may_set(study: Study) -> bool:
     """Whether there is anything that `setting_nothing` would find set: it is much to enter for every batch."""
-    return not names_read(type(study), _OF_ANY_EPOCH).isdisjoint(vars(study))
+    return not names_read(study, _OF_ANY_EPOCH).isdisjoint(vars(study))
 
 
 class StudyState:
@@ -65,58 +64,76 @@ class StudyState:
 
     def __init__(self, study: Study, name: str, functions: Callable[[Study], Mapping[str, Callable[..., Any]]]) -> None:
         self._study, self._name, self._functions = study, name, functions
-        self._names = names_read(type(study), ("loss", "score")) | {"loss", "score"}
+        self._names = names_read(study, ("loss", "score")) | {"loss", "score"}
 
     def prove(self, calls: Sequence[Callable[[Callable[..., Any]], Any]]) -> bool:
-        """Try it, for each study at the first call and, if it keeps something, at the second, fourth, eighth ...
+        """Try it, for each study at the first, second, fourth, eighth ... call.
 
         Args:
             calls: each calls the function that it is given for a trial, on copies of all that the function may change.
 
         Returns:
-            Whether to try it again: what it keeps may begin to matter late.
+            Whether to try it again: it may keep something late, and that may begin to matter later still.
 
         Raises:
             RefusedError: what the first call gives depends on whether others were there before.
         """
-        known = _proven.setdefault(self._study, set())
-        if self._name in known:
-            return self._prove_again(calls[0])
-        known.add(self._name)
+        looks = _looks.setdefault(self._study, {})
+        count = looks[self._name] = looks.get(self._name, 0) + 1
+        if count & (count - 1) == 0:
+            kept = _kept.get(self._study, {}).get(self._name)
+            if kept is None:
+                self._look(calls)
+            else:
+                self._look_again(calls[0], kept)
+        return True
+
+    def _look(self, calls: Sequence[Callable[[Callable[..., Any]], Any]]) -> None:
+        """Find out whether a call changes anything, and whether it matters to the next one."""
         try:
-            alone, after, first = (self._copy(self._study) for _ in range(3))
-            before = {**self._described(alone), **_outer_state(type(self._study))}
+            alone = self._copy(self._study)
+            outer = {place: _copied(place.value) for place in _places(self._study)}
+            before = self._described(alone)
             expected = calls[0](self._functions(alone)[self._name])
-            now = {**self._described(alone), **_outer_state(type(self._study))}
-            changed = sorted(name for name, value in now.items() if before.get(name) != value)
+            now = self._described(alone)
+            changed = [place for place, value in now.items() if before.get(place) != value]
             if not changed:
-                return False
+                return
+            first, after = self._copy(self._study), self._copy(self._study)
             function = self._functions(after)[self._name]
             found = [call(function) for call in (*calls[1:], calls[0])][-1]
         except Exception:  # the call itself will say it
-            return False
+            return
+        what = min(changed, key=lambda place: (place.owner is not None, place.text)).text
         if not _alike(expected, found):
-            known.discard(self._name)
-            raise self._refused(changed[0])
-        _kept.setdefault(self._study, {})[self._name] = first, 1, changed[0]
-        return True
+            _looks[self._study].pop(self._name)
+            raise self._refused(what)
+        outside = {place: outer.get(place, _ABSENT) for place in changed if place.owner is not None}
+        _kept.setdefault(self._study, {})[self._name] = _Kept(first, outside, what)
 
-    def _prove_again(self, call: Callable[[Callable[..., Any]], Any]) -> bool:
+    def _look_again(self, call: Callable[[Callable[..., Any]], Any], kept: "_Kept") -> None:
         """Compare the results with those of a study in which the function was never called."""
-        kept = _kept.get(self._study, {})
-        if self._name not in kept:
-            return False
-        first, count, changed = kept[self._name]
-        kept[self._name] = first, count + 1, changed
-        if count & (count + 1):
-            return True
         try:
-            now, then = (call(self._functions(self._copy(study))[self._name]) for study in (self._study, first))
+            present = {place: place.value for place in kept.outside}
+            now, then = (
+                self._called(call, study, {place: _copied(value) for place, value in outside.items()})
+                for study, outside in ((self._study, present), (kept.study, kept.outside))
+            )
         except Exception:  # as above
-            return True
+            return
         if not _alike(now, then):
-            raise self._refused(changed)
-        return True
+            raise self._refused(kept.what)
+
+    def _called(self, call: Callable[[Callable[..., Any]], Any], study: Study, outside: Mapping["_Place", Any]) -> Any:
+        """Return what a call gives with copies of the study's attributes, and with these values outside of it."""
+        before = {place: place.value for place, value in outside.items() if value is not _UNKNOWN}
+        try:
+            for place in before:
+                place.put(outside[place])
+            return call(self._functions(self._copy(study))[self._name])
+        finally:
+            for place, value in before.items():
+                place.put(value)
 
     def _refused(self, changed: str) -> RefusedError:
         return RefusedError(
@@ -133,12 +150,15 @@ class StudyState:
             own[name] = copy.deepcopy(own[name], {id(each): each for each in parameters})
         return made
 
-    def _described(self, study: Study) -> dict[str, Any]:
-        own = vars(study)
-        return {
-            f"the study's attribute '{name}'": _described(value) if name in self._names else id(value)
-            for name, value in own.items()
+    def _described(self, study: Study) -> dict["_Place", Any]:
+        """Describe what a call may change: attributes of a copy of the study, and what lies outside of it."""
+        own = {
+            _Place(f"the study's attribute '{name}'", None, name): _described(value)
+            if name in self._names
+            else id(value)
+            for name, value in vars(study).items()
         }
+        return {**own, **{place: _described(place.value) for place in _places(self._study)}}
 
 
 def _described(value: Any) -> Hashable:
@@ -146,77 +166,110 @@ def _described(value: Any) -> Hashable:
     return Describer(parameters=list(value.parameters()) if isinstance(value, nn.Module) else [])(value)
 
 
-def _outer_state(kind: type[Study]) -> dict[str, Hashable]:
-    """Describe what loss and score of a study may read beside its attributes and their arguments, each by its name."""
-    found: dict[str, Hashable] = {}
+class _Kept(NamedTuple):
+    """What was there before a function kept something.
 
-    def describe(where: str, table: Mapping[str, Any], names: Iterable[str]) -> None:
+    Attributes:
+        study: a copy.
+        outside: copies of what it changes outside of the study.
+        what: it changes.
+    """
+
+    study: Study
+    outside: "Mapping[_Place, Any]"
+    what: str
+
+
+_ABSENT, _UNKNOWN = object(), object()
+"""What is not there, and what cannot be copied."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a value is that code may read and change.
+
+    Attributes:
+        text: for messages.
+        owner: a table of global variables, a class or a module, a cell, or a function for its defaults; None: a study.
+        name: there.
+    """
+
+    text: str
+    owner: Any
+    name: str
+
+    def __hash__(self) -> int:
+        return hash((id(self.owner), self.name))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Place) and other.owner is self.owner and other.name == self.name
+
+    @property
+    def value(self) -> Any:
+        """What is there now."""
+        if isinstance(self.owner, types.CellType):
+            return content(self.owner)
+        if isinstance(self.owner, types.FunctionType):
+            return self.owner.__defaults__, self.owner.__kwdefaults__
+        return self._table.get(self.name, _ABSENT)
+
+    @property
+    def _table(self) -> Mapping[str, Any]:
+        return self.owner if isinstance(self.owner, dict) else vars(self.owner)
+
+    def put(self, value: Any) -> None:
+        """Set it."""
+        if isinstance(self.owner, types.CellType):
+            self.owner.cell_contents = value
+        elif isinstance(self.owner, types.FunctionType):
+            self.owner.__defaults__, self.owner.__kwdefaults__ = value
+        elif isinstance(self.owner, dict):
+            self.owner[self.name] = value
+            if value is _ABSENT:
+                del self.owner[self.name]
+        elif value is not _ABSENT:
+            setattr(self.owner, self.name, value)
+        elif self.name in vars(self.owner):
+            delattr(self.owner, self.name)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a value outside of the study; of modules, all but the parameters."""
+    if value is _ABSENT or value is _UNKNOWN:
+        return value
+    parameters = value.parameters() if isinstance(value, nn.Module) else ()
+    try:
+        return copy.deepcopy(value, {id(each): each for each in parameters})
+    except Exception:  # such as a file
+        return _UNKNOWN
+
+
+def _places(study: Study) -> list[_Place]:
+    """Return where loss and score of a study may read beside its attributes and their arguments."""
+    found: list[_Place] = []
+
+    def add(where: str, owner: Any, table: Mapping[str, Any], names: Iterable[str]) -> None:
+        code = types.ModuleType, types.FunctionType, type, property, staticmethod, classmethod
         for name in names:
-            value = table.get(name)
-            if not isinstance(value, (types.ModuleType, types.FunctionType, type, property, staticmethod, classmethod)):
-                found[f"{where} '{name}'"] = _described(value)
+            if not isinstance(table.get(name), code):
+                found.append(_Place(f"{where} '{name}'", owner, name))
 
-    functions = functions_of(kind, ("loss", "score"))
+    functions = functions_of(study, ("loss", "score"))
     names = set[str]().union(*(names_in(function.__code__) for function in functions))
     for function in functions:
         table, inside = function.__globals__, names_in(function.__code__)
-        describe("the global variable", table, inside & table.keys())
+        add("the global variable", table, table, inside & table.keys())
         for owner in (table[name] for name in inside & table.keys()):
             if isinstance(owner, (type, types.ModuleType)) and is_near(owner, function):
-                describe(f"{owner.__name__}'s attribute", vars(owner), names & vars(owner).keys())
-        cells = zip(function.__code__.co_freevars, map(content, function.__closure__ or ()), strict=True)
-        describe("the enclosed variable", dict(cells), function.__code__.co_freevars)
-        defaults = {function.__name__: (function.__defaults__, function.__kwdefaults__)}
-        describe("the default arguments of", defaults, defaults)
+                add(f"{owner.__name__}'s attribute", owner, vars(owner), names & vars(owner).keys())
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            add("the enclosed variable", cell, {name: content(cell)}, [name])
+        if function.__defaults__ or function.__kwdefaults__:
+            add("the default arguments of", function, {}, [function.__name__])
+    kind = type(study)
     for each in kind.__mro__[: kind.__mro__.index(Study)]:
-        describe(f"{each.__name__}'s attribute", vars(each), names & vars(each).keys())
+        add(f"{each.__name__}'s attribute", each, vars(each), names & vars(each).keys())
     return found
-
-
-def is_near(owner: Any, function: types.FunctionType) -> bool:
-    """Whether a class or a module is the user's, and no library's."""
-    home = str(owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__)
-    return home == function.__module__ or not is_of_library(home)
-
-
-def is_of_library(module: str) -> bool:
-    """Whether a module of this name is nobody's own code."""
-    file = str(getattr(sys.modules.get(module), "__file__", None))
-    return "site-packages" in file or module.partition(".")[0] in _LIBRARIES
-
-
-_LIBRARIES = {*sys.stdlib_module_names, "torch", "trials"}
-
-
-@lru_cache(256)
-def names_read(kind: Hashable, methods: tuple[str, ...]) -> frozenset[str]:
-    """Return all names in the code of `methods` of a class, and of what they call by name."""
-    return frozenset[str]().union(*(names_in(function.__code__) for function in functions_of(kind, methods)))
-
-
-@lru_cache(256)
-def functions_of(kind: Any, methods: tuple[str, ...]) -> tuple[types.FunctionType, ...]:
-    """Return the functions that are `methods` of a class, and those that they call by name."""
-    seen: dict[types.CodeType, types.FunctionType] = {}
-    waiting: list[Any] = [vars(each).get(name) for each in kind.__mro__ for name in methods]
-    while waiting:
-        function = inspect.unwrap(_plain(waiting.pop()))
-        if not isinstance(function, types.FunctionType) or function.__code__ in seen:
-            continue
-        seen[function.__code__] = function
-        names = names_in(function.__code__)
-        waiting += [vars(each).get(name) for each in kind.__mro__ for name in names]
-        home = str(function.__module__).partition(".")[0]
-        of_module = (function.__globals__.get(name) for name in names)
-        waiting += [each for each in of_module if str(getattr(each, "__module__", "")).partition(".")[0] == home]
-    return tuple(seen.values())
-
-
-def _plain(value: Any) -> Any:
-    """Return the function inside a method or a property."""
-    if isinstance(value, property):
-        return value.fget
-    return value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
 
 
 def is_same(one: Any, other: Any) -> bool:

@@ -6,12 +6,14 @@ from functools import partial
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from trials.fusion.layers.conv import draws
 from trials.fusion.own_code.drawing import DRAWING
 from trials.fusion.scores.scalar import Scalar
 from trials.fusion.ways import Way
 from trials.own_logger import own_logger
 from trials.study import Study
-from trials.training.inputs.study_state import StudyState, names_read
+from trials.training.inputs.study_code import code_run
+from trials.training.inputs.study_state import StudyState
 from trials.training.scores.objectives import score_functions
 
 log = own_logger(__name__)
@@ -30,8 +32,9 @@ def scalars_of(study: Study, way: Way) -> dict[str, Scalar]:
 
 
 def draw_for_outputs(study: Study) -> bool:
-    """Whether the code of the loss or a score names functions that draw a number for each element of a tensor."""
-    return not names_read(type(study), ("loss", "score")).isdisjoint(DRAWING)
+    """Whether the loss or a score may draw a number for each element of a tensor."""
+    code = code_run(study, ("loss", "score"))
+    return not DRAWING.isdisjoint(code.names | code.called) or any(map(draws, code.modules))
 
 
 def _functions(study: Study) -> dict[str, Callable[..., Tensor]]:
