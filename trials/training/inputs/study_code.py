@@ -39,15 +39,17 @@ def code_run(owner: Any, methods: tuple[str, ...]) -> Code:
     A function is followed by the names in it: into attributes of the study and its class, global variables, modules of
     the user's, and variables around it. Libraries are not entered.
     """
-    if isinstance(owner, type):
-        return _of_class(owner, methods)
-    own = {name: value for name, value in vars(owner).items() if callable(value) or not _is_plain(value)}
+    kind: Any = owner if isinstance(owner, type) else type(owner)
+    held = {} if kind is owner else vars(owner)
+    own = {name: value for name, value in held.items() if callable(value) or not _is_plain(value)}
     if not own:
-        return _of_class(type(owner), methods)
+        return _of_class(kind, methods)
     known = _found.setdefault(owner, {})
+    before: dict[str, Any]
+    code: Code | None
     before, code = known.get(methods, ({}, None))
     if code is None or before.keys() != own.keys() or any(before[name] is not own[name] for name in own):
-        code = _search(type(owner), methods, own)
+        code = _search(kind, methods, own)
         known[methods] = own, code
     return code
 
@@ -63,7 +65,7 @@ def names_read(owner: Any, methods: tuple[str, ...]) -> frozenset[str]:
 
 
 @lru_cache(256)
-def _of_class(kind: type, methods: tuple[str, ...]) -> Code:
+def _of_class(kind: Any, methods: tuple[str, ...]) -> Code:
     return _search(kind, methods, {})
 
 

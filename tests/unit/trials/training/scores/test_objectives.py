@@ -30,6 +30,6 @@ def test_all_objectives_are_of_one_draw() -> None:
         solo.model.eval()
         with torch.random.fork_rng(), torch.no_grad():
             torch.set_rng_state(solo.rng_state)
-            scores = [torch.stack(study.score(solo.model(x), y)) for x, y in study.data]  # type: ignore[arg-type]
+            scores = [torch.stack(study.score(solo.model(x), y)) for x, y in study.data]
             assert torch.equal(group.export(row).stream, torch.get_rng_state())
         torch.testing.assert_close(found[row].double(), torch.stack(scores).mean(0))
