@@ -2,6 +2,7 @@
 
 import pytest
 
+from ds_hooks.shared.page.layout import Field
 from launch.rank import CONFIG, RUN
 from tests.support.paths import ROOT
 from tests.support.sandbox import Job, Sandbox, wait_for
@@ -19,4 +20,5 @@ def test_two_nodes_that_both_have_a_local_rank_1_never_write_one_file(sandbox: S
     assert [path.name for path in sandbox.run.glob("*.events.jsonl")] == ["rank5.events.jsonl"]
     (hello,) = wait_for(lambda: sandbox.events("job", 5), "the hooks' hello", patience_s=30)
     assert hello["pid"] == job.pid
+    assert not sandbox.word(Field.SERVES_ANY_JOB, 1), "another job must not take this page for a spare one"
     assert job.finish() == 0
