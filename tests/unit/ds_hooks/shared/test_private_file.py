@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ds_hooks.shared.private_file import check_ours, sync
+from ds_hooks.shared.private_file import check_ours, sync, write_text
 
 
 def test_a_loop_of_links_is_an_error_and_no_endless_search(tmp_path: Path) -> None:
@@ -37,3 +37,8 @@ def test_only_a_directory_that_cannot_be_synced_is_no_matter(
         sync(tmp_path / "file")
     with pytest.raises(OSError) if code == errno.EIO else nullcontext():
         sync(tmp_path)
+
+
+def test_a_file_that_is_written_is_for_its_user_alone(tmp_path: Path) -> None:
+    write_text(tmp_path / "report", "ours\n")
+    assert (tmp_path / "report").stat().st_mode & 0o077 == 0

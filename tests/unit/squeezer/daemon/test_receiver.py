@@ -38,3 +38,11 @@ def test_what_others_have_put_in_the_sockets_place_is_left_alone(instead: str) -
             folder.touch()
         receiver.close()
         assert (folder / "socket").is_dir() is (instead == "a directory")
+
+
+def test_the_socket_is_for_its_user_alone() -> None:
+    """Even where others may enter the directory."""
+    with tempfile.TemporaryDirectory(prefix="bsq-", dir="/tmp") as made:
+        receiver = Receiver(Path(made) / "socket", pytest.fail)
+        assert (Path(made) / "socket").stat().st_mode & 0o077 == 0
+        receiver.close()

@@ -12,7 +12,7 @@ from torch import nn
 from tests.support.fused_and_solo import ToyStudy, members
 from trials import TrialGroup
 from trials.gate.base import OpenGate
-from trials.side_task.checkpoint_format import MAGIC, CheckpointError, load, save
+from trials.side_task.checkpoint_format import MAGIC, CheckpointError, load, save, save_weights
 
 DIGEST_BYTES = 32
 
@@ -32,3 +32,11 @@ def test_what_a_later_pytorch_has_written_is_as_good_as_damaged(tmp_path: Path) 
         torch.load(io.BytesIO(written.getvalue()), weights_only=True)
     with pytest.raises(CheckpointError, match=r"1-1\.pt: RuntimeError: .* file with version 999"):
         load(path)
+
+
+def test_a_trial_and_its_weights_are_for_their_user_alone(tmp_path: Path) -> None:
+    """A model may remember what it was trained on."""
+    study = ToyStudy(lambda n: nn.Linear(2, 1))
+    save(TrialGroup(study, members(study, [3]), OpenGate()).export(0), tmp_path / "1-1.pt")
+    save_weights(nn.Linear(2, 1).state_dict(), tmp_path / "weights.pt")
+    assert [path.stat().st_mode & 0o077 for path in tmp_path.iterdir()] == [0, 0]

@@ -49,3 +49,9 @@ def test_another_hosts_workers_keep_it(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="workers of another host, another, have the study"):
             hold("study.journal", tmp_path)
     assert (tmp_path / host_lock.NAME).read_text() == "0-0 another"
+
+
+def test_it_is_for_its_user_alone(tmp_path: Path) -> None:
+    """Whoever may open it may lock it, and hold all others up."""
+    assert held(tmp_path, 1) == [True]
+    assert (tmp_path / host_lock.NAME).stat().st_mode & 0o077 == 0

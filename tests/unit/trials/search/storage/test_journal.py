@@ -227,3 +227,11 @@ def test_an_end_that_a_killed_worker_did_not_wait_for_is_on_the_disk_before_othe
     monkeypatch.setattr(os, "fsync", fsync)
     assert release_trials(str(journal), "s", tmp_path, "me", died=True) == 0, "it has ended"
     assert owners == ["me"] and owner() is None
+
+
+def test_a_journal_that_was_removed_is_made_anew_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "study.journal"
+    journal = Journal(str(path))
+    path.unlink()
+    journal.append_logs([LINE])
+    assert path.stat().st_mode & 0o077 == 0
