@@ -28,7 +28,8 @@ CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR")
 
 NOTES = """
 import json, os, sys, time
-found = json.dumps({"environment": dict(os.environ), "arguments": sys.argv}) + "\\n"
+led = [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getsid(os.getppid())]
+found = json.dumps({"environment": dict(os.environ), "arguments": sys.argv, "led": led}) + "\\n"
 os.write(os.open(os.environ["NOTED"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), found.encode())
 print('{"work_per_s": 1.0}', flush=True)
 if "--page" in sys.argv:
@@ -71,6 +72,8 @@ def test_none_learns_which_rank_it_is_nor_is_given_a_password_that_others_can_re
         assert not OF_THE_JOB.keys() & environment.keys()
         assert environment[STORAGE_VARIABLE] == URL and PASSWORD not in " ".join(found["arguments"])
         assert all(Path(environment[name]).is_relative_to(run) for name in CACHES), "a rank waits for no lock of theirs"
+    assert json.loads(lines[0])["led"] == [True, True], "a group of its own, but no session"
+    assert (run / "caches").stat().st_mode & 0o077 == 0
 
 
 LEAVES = """
