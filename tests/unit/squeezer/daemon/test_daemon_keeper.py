@@ -1,0 +1,42 @@
+"""A daemon that crashes is started again, a bounded number of times, and what it leaves is removed: real processes."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from squeezer.daemon.daemon_keeper import MAX_RESTARTS
+from squeezer.daemon.side_processes.control_group import remove_dead_groups
+from tests.support.control_groups import a_parent_group
+
+KEEPS = """
+import os, signal, sys
+from squeezer.daemon import daemon_keeper
+from squeezer.daemon.side_processes.control_group import make_side_group
+
+daemon_keeper.RESTART_AFTER_S = 0.0
+
+def serve(ended):
+    group = make_side_group().path if sys.argv[1] == "in a group" else ""
+    print(ended, group, sep="|", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+raise SystemExit(daemon_keeper.keep(serve, os.getppid()))
+"""
+
+
+@pytest.mark.parametrize("how", ["without a group", "in a group"])
+def test_one_that_crashes_is_started_again_but_not_for_ever_and_its_group_is_removed(how: str) -> None:
+    if how == "in a group":
+        a_parent_group()
+    try:
+        done = subprocess.run([sys.executable, "-c", KEEPS, how], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 128 + signal.SIGKILL, done.stderr
+        ends, groups = zip(*(line.split("|") for line in done.stdout.splitlines()), strict=True)
+        assert ends == ("None", *["SIGKILL"] * MAX_RESTARTS)
+        assert "ended with SIGKILL and is given up" in done.stderr
+        assert [path for path in groups if path and Path(path).exists()] == []
+    finally:
+        remove_dead_groups()
