@@ -32,12 +32,17 @@ def made(
     margin_ms: float = 0.5,
     refused: list[str] | None = None,
     faults: list[str] | None = None,
+    owner_pid: int | None = None,
 ) -> tuple[MainJob, Recorder, list[Event]]:
     """The main job of a CUDA device that was measured, what records it, and what the policy learns."""
     config = Config(run=RunTable(directory=directory), squeeze=SqueezeTable(margin_ms=margin_ms))
     machine = GateMachine(config.squeeze.policy(config.guard))
     measured: Any = SimpleNamespace(
-        name="cuda", stops=False, least_margin_ns=lambda: 1500_000, least_bubble_ns=lambda: 8 * MS
+        name="cuda",
+        stops=False,
+        least_margin_ns=lambda: 1500_000,
+        least_bubble_ns=lambda: 8 * MS,
+        main_ended=lambda: None,
     )
     receiver: Any = SimpleNamespace(new_job=lambda: None, refuse=None if refused is None else refused.append)
     watched: dict[int, Callable[[], None]] = {}
@@ -60,7 +65,7 @@ def made(
         first_attached=lambda: None,
         step_started=lambda step: None,
         owner_ended=lambda: None,
-        owner_pid=None,
+        owner_pid=owner_pid,
     )
     return job, recorder, events
 
@@ -100,6 +105,19 @@ def test_what_is_no_process_is_refused_also_where_the_page_names_it(pid: int, tm
     assert refused == [f"hello from process {pid}, which is not the page's main job"] and events == []
 
 
+@pytest.mark.parametrize("owns", [True, False])
+def test_hooks_on_another_page_are_not_served_and_have_left_if_the_daemon_is_theirs(owns: bool, tmp_path: Path) -> None:
+    """A side task of that daemon would ask nobody."""
+    words = memoryview(bytearray(512)).cast("q")
+    words[Field.MAIN_PID] = os.getppid()
+    refused: list[str] = []
+    job, recorder, events = made(words, tmp_path, refused=refused, owner_pid=os.getpid() if owns else None)
+    job._take(5, HELLO)
+    recorder.close()
+    assert refused == [f"hello from process {os.getpid()}, which is not the page's main job"]
+    assert events == [JobLeft()] * owns
+
+
 @pytest.mark.parametrize("fault", [0, 1])
 @pytest.mark.parametrize("lives", [True, False])
 def test_hooks_leave_a_living_job_by_choice_or_by_a_fault(fault: int, lives: bool, tmp_path: Path) -> None:
@@ -119,3 +137,19 @@ def test_hooks_leave_a_living_job_by_choice_or_by_a_fault(fault: int, lives: boo
     child.communicate()
     assert events[1:] == [JobLeft() if lives else JobLost()]
     assert [("switched themselves off" in each) for each in faults] == [True] * fault
+
+
+def test_hooks_that_are_gone_without_a_word_have_left(tmp_path: Path) -> None:
+    """As where their process has become another program."""
+    words = memoryview(bytearray(512)).cast("q")
+    words[Field.MAIN_PID], words[Field.CLOCK_KIND] = os.getpid(), ClockKind.CUDA
+    faults: list[str] = []
+    job, recorder, events = made(words, tmp_path, faults=faults)
+    job._take(5, HELLO)
+    job._machine.state = State.SHUT  # as it is once it has heard of the hello
+    words[Field.MAIN_PID] = 0
+    job.look()
+    job.unwatch()
+    recorder.close()
+    assert events[1:] == [JobLeft()]
+    assert faults == ["the hooks left, and their goodbye was lost"]

@@ -68,6 +68,7 @@ def test_hooks_that_leave_a_living_job_take_along_a_side_task_that_starts(machin
     assert [type(action) for action in machine.handle(JobLeft())] == [Kill]
     assert machine.handle(SideChanged(Side.DUE)) == []
     assert machine.handle(JobAttached()) == [ForgetPlan(), Start()]
+    assert machine.handle(SideChanged(Side.DUE)) == [Start()], "once more, if that fails"
     attached(machine)
     assert machine.handle(JobLeft()) == [], "stopped, or asleep at its gate"
     assert machine.handle(SideChanged(Side.DUE)) == [], "it crashed"
