@@ -29,6 +29,23 @@ def test_a_status_whose_write_is_cut_short_arrives_whole(monkeypatch: pytest.Mon
     assert b"".join(written) == statuses.encode(status)
 
 
+STANDS_BACK = """
+import os, signal
+from trials.side_task.main import _stand_back
+
+_stand_back(None)
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
+    os.kill(os.getpid(), number)
+print("goes on")
+"""
+
+
+def test_signals_to_the_whole_job_do_not_end_it() -> None:
+    """Whoever has started it: a daemon has these ignored already."""
+    done = subprocess.run([sys.executable, "-c", STANDS_BACK], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+
+
 AT_ITS_END = """
 import atexit, threading
 from concurrent.futures import ThreadPoolExecutor
