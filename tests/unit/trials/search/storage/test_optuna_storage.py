@@ -14,6 +14,7 @@ from optuna.study import StudyDirection
 
 from tests.support.fused_and_solo import AtOnce
 from tests.support.simulated import Pretended
+from trials.search.storage import optuna_storage
 from trials.search.storage.database import SQLITE_PATIENCE_S, StorageError, connect, engine_options, is_shared
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -51,6 +52,15 @@ def test_a_line_that_was_damaged_is_named(torn: Callable[[bytes], bytes], tmp_pa
     with pytest.raises(StorageError, match=rf"study\.journal is damaged in line 3 of {len(lines) - 1}; allowed: an ea"):
         open_storage(str(path))
     assert path.read_bytes() == b"\n".join(lines), "nothing of it is lost"
+
+
+def test_another_optunas_database_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(url: str, **_: object) -> None:
+        raise RuntimeError("upgrade it")
+
+    monkeypatch.setattr(optuna_storage, "RDBStorage", refuse)
+    with pytest.raises(StorageError, match=r"me:\*\*\*@host/db is another version of Optuna's: upgrade it"):
+        open_storage("postgresql://me:s3cret@host/db")
 
 
 CUT_OFF = ["q?x/study.db", "study?", "a?b=c&d", "q?a=b/study.db", "q?timeout=5/study.db", "q?a=b"]
