@@ -128,22 +128,29 @@ LEADS = "import os, time\nif pid := os.fork():\n    print(pid, flush=True)\ntime
 def test_what_the_side_task_has_started_is_halted_continued_and_killed_with_it(device: Device, page: Page) -> None:
     if not device.stops:
         pytest.skip("what is queued on such a device cannot be halted")
-    with subprocess.Popen([sys.executable, "-c", LEADS], stdout=subprocess.PIPE, process_group=0) as leader:
-        assert leader.stdout is not None
-        both = (leader.pid, int(leader.stdout.readline()))
-        process = SideProcess(pid=leader.pid, pidfd=os.pidfd_open(leader.pid))
-        stray = subprocess.Popen(["sleep", "60"])  # it has left the group
-        name_strays(page.words, {stray.pid: start_time(stray.pid)})
-        for act, state in ((device.stop, "T"), (device.resume, "S")):
-            act(process)
-            for pid in (*both, stray.pid):
-                wait_for(lambda pid=pid, state=state: stat(pid)[0] == state, f"state {state}", 20.0)
-        stray.kill()
-        stray.wait()
-        device.end(process, 0.0, beside_main=True)
-        for pid in both:
-            wait_for(lambda pid=pid: not is_alive(pid), "its end", 20.0)
-        os.close(process.pidfd)
+    leads = [sys.executable, "-c", LEADS]
+    with (
+        subprocess.Popen(leads, stdout=subprocess.PIPE, process_group=0) as leader,
+        subprocess.Popen(["sleep", "60"]) as stray,  # it has left the group
+    ):
+        try:
+            assert leader.stdout is not None
+            both = (leader.pid, int(leader.stdout.readline()))
+            process = SideProcess(pid=leader.pid, pidfd=os.pidfd_open(leader.pid))
+            name_strays(page.words, {stray.pid: start_time(stray.pid)})
+            for act, state in ((device.stop, "T"), (device.resume, "S")):
+                act(process)
+                for pid in (*both, stray.pid):
+                    wait_for(lambda pid=pid, state=state: stat(pid)[0] == state, f"state {state}", 20.0)
+            stray.kill()
+            stray.wait()
+            device.end(process, 0.0, beside_main=True)
+            for pid in both:
+                wait_for(lambda pid=pid: not is_alive(pid), "its end", 20.0)
+            os.close(process.pidfd)
+        finally:
+            os.killpg(leader.pid, signal.SIGKILL)
+            stray.kill()
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

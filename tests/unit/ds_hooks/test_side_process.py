@@ -273,15 +273,17 @@ def test_one_that_has_left_its_group_is_stopped_and_continued_even_if_it_sleeps(
     page.words[Field.SIDE_PID] = process.pid
     page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
     with subprocess.Popen([sys.executable, "-c", COUNTS_WAKE_UPS], stdout=subprocess.PIPE, text=True) as stray:
-        assert stray.stdout is not None and stray.stdout.readline()
-        name_strays(page.words, {stray.pid: start_time(stray.pid)})
-        side = SideProcess(page.words)
-        assert not side.halt(), "it was not awake"
-        becomes(stray, "T")
-        side.wake()
-        becomes(stray, "S")
-        side.leave()
-        stray.kill()
+        try:
+            assert stray.stdout is not None and stray.stdout.readline()
+            name_strays(page.words, {stray.pid: start_time(stray.pid)})
+            side = SideProcess(page.words)
+            assert not side.halt(), "it was not awake"
+            becomes(stray, "T")
+            side.wake()
+            becomes(stray, "S")
+            side.leave()
+        finally:
+            stray.kill()
 
 
 def test_one_that_others_have_continued_is_halted_again_once_it_is_known(
