@@ -1,5 +1,6 @@
 """The daemon's loop: what its parts hear of each other."""
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,3 +32,10 @@ def test_whatever_comes_ends_a_silence(daemon: Daemon) -> None:
     assert not daemon._silence.left_s(HOUR_NS, time.monotonic_ns())
     daemon._hear()
     assert daemon._silence.left_s(HOUR_NS, time.monotonic_ns())
+
+
+def test_it_goes_where_its_job_is_before_a_side_task_starts(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[tuple[int, object]] = []
+    monkeypatch.setattr(daemon._device, "join", lambda *where: not joined.append(where))
+    daemon._join(os.getpid())
+    assert joined == [(os.getpid(), None)]
