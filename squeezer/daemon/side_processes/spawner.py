@@ -320,14 +320,20 @@ def _tie(parent_pid: int, group: SideGroup | None) -> None:
 def output_of(
     command: Sequence[str], environment: Mapping[str, str], timeout_s: float, why_stop: Callable[[], str]
 ) -> bytes:
-    """What `command` prints.
+    """What `command` prints. It ends with this process, whatever ends that: what it does is for an idle device only.
 
     Raises:
         InterruptedError: `why_stop` gave this reason meanwhile, and the process was killed.
         subprocess.SubprocessError: it took too long, or failed.
     """
     end_s = time.monotonic() + timeout_s
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment) as process:
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment,
+        preexec_fn=partial(die_with_parent, os.getpid()),
+    ) as process:
         while True:
             try:
                 printed = process.communicate(timeout=_LOOK_EVERY_S)[0]
