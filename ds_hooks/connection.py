@@ -14,6 +14,7 @@ from ds_hooks.pyzmq import load_pyzmq
 from ds_hooks.shared.cuda_driver import DriverError
 from ds_hooks.shared.page.file import Page, PageError, endpoint_of, page_path, socket_of, why_too_long
 from ds_hooks.shared.page.layout import Field
+from ds_hooks.shared.processes.room import NoRoomError
 from ds_hooks.shared.wire import Bye
 from ds_hooks.side_process import SideProcess
 from ds_hooks.take_page import check_spare, take_page
@@ -60,7 +61,7 @@ class Connection:
         self.words[Field.MAIN_PID] = 0
 
     def _say_goodbye(self, fault: int) -> None:
-        with suppress(DriverError):  # a device that refuses to say where it is
+        with suppress(DriverError, NoRoomError):  # a device that refuses to say where it is; see `may_poll`
             self.pending.send_known()
         self.sender.goodbye(time.monotonic_ns(), Bye(self._rank, fault))
 

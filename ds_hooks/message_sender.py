@@ -1,10 +1,11 @@
 """The sending end of the protocol: one ZeroMQ socket that never blocks the main job."""
 
+import ctypes
 import weakref
 from typing import Any
 
 from ds_hooks.shared.processes.priority import starting_patient_threads
-from ds_hooks.shared.processes.room import make_sure_of_room
+from ds_hooks.shared.processes.room import NoRoomError, make_sure_of_room, may_poll
 from ds_hooks.shared.wire import Bye, Hello, Message, encode
 
 SEND_HIGH_WATER_MARK = 256
@@ -73,7 +74,8 @@ class MessageSender:
     def goodbye(self, t_ns: int, message: Bye) -> None:
         """Send `message`, with all that waits but the hello: the main job has given its page back."""
         self._hello_due = False
-        self.send(t_ns, message)
+        if may_poll():
+            self.send(t_ns, message)
 
     def send(self, t_ns: int, message: Message) -> bool:
         """Send `message` now, with all that waits. Returns False if no daemon takes it."""
@@ -89,11 +91,17 @@ class MessageSender:
             self.flush()
 
     def flush(self) -> bool:
-        """Send all that waits. Returns False if no daemon takes it."""
+        """Send all that waits. Returns False if no daemon takes it.
+
+        Raises:
+            NoRoomError: this process may have no file any more.
+        """
         waiting = self._waiting
         parts = [self._hello, *waiting] if self._hello_due else waiting
         if not parts:
             return True
+        if not may_poll():
+            raise NoRoomError("this process may have no file any more (RLIMIT_NOFILE is 0), and ZeroMQ would end it")
         try:
             self._socket.send_multipart(parts, self._zmq.DONTWAIT)
         except self._zmq.Again:
@@ -119,5 +127,9 @@ class MessageSender:
 
 def _close(socket: Any, context: Any, linger_ms: int) -> None:
     """In this order. Garbage collection has none, and a context waits for its sockets for ever."""
+    if not may_poll():
+        for each in (socket, context):  # both stay until the process ends
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+        return
     socket.close(linger=linger_ms)
     context.term()

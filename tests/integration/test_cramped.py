@@ -3,9 +3,13 @@
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+import zmq
 
+from ds_hooks.shared.page.file import page_path, socket_path
 from tests.support.paths import ROOT
 from tests.support.sandbox import Child, Sandbox, is_alive, wait_for
 from tests.support.stranger import needs_second_user
@@ -69,6 +73,33 @@ def test_a_process_that_may_start_few_more_threads_trains_on(left: int) -> None:
 
 def test_with_room_enough_they_work() -> None:
     assert train("files", 30).stdout == "True 0.5 None\n"
+
+
+FORBIDS_ITSELF_ALL_FILES = """
+import resource, sys, zmq
+from pathlib import Path
+from ds_hooks import attach
+from tests.support.hooked_engine import Engine
+
+directory = Path(sys.argv[1])
+engine = Engine(directory / "none")
+handle = attach(engine, directory=directory, local_rank=0)
+assert handle._connection.sender._socket.poll(60_000, zmq.POLLOUT), "never connected"
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+print([engine.train_batch() for _ in range(1000)] == [0.5] * 1000, handle.enabled, flush=True)
+"""
+
+
+def test_a_process_that_forbids_itself_all_files_trains_on() -> None:
+    """Then even `poll` fails, and ZeroMQ would end the process, when it sends as when it is closed."""
+    with tempfile.TemporaryDirectory(prefix="bsq-", dir="/tmp") as place, zmq.Context() as context:
+        with context.socket(zmq.PULL) as daemon:
+            daemon.bind(f"ipc://{socket_path(Path(place), 0)}")
+            command = [sys.executable, "-c", FORBIDS_ITSELF_ALL_FILES, place]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (0, "True False\n"), (done.stdout, done.stderr)
+        assert "training continues without squeezing: this process may have no file any more" in done.stderr
+        assert not page_path(Path(place), 0).exists()
 
 
 @needs_second_user

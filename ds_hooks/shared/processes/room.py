@@ -1,6 +1,7 @@
 """Whether this process may still do what ZeroMQ does: open files, start threads, and make some system calls."""
 
 import os
+import resource
 import select
 import threading
 
@@ -37,6 +38,14 @@ def make_sure_of_room() -> None:
             thread.join()
         for file in files:
             os.close(file)
+
+
+def may_poll() -> bool:
+    """Whether ZeroMQ may be called at all: it ends the whole process where `poll` fails.
+
+    That may name no more files than this process may have, even if they are open: none, in a strict sandbox.
+    """
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] != 0
 
 
 def _make_sure_of_calls() -> None:
