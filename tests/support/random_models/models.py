@@ -112,6 +112,8 @@ class Spec:
         return [name for stage in self.stages for name in stage.blocks()]
 
 
+IMPOSSIBLE = {("checkpoint", "derivatives of a function")}
+"""Outer block, inner block: what PyTorch itself cannot train, here `torch.func.grad` below hooks on saved tensors."""
 SHARE_REFUSED = 0.01
 """How many of the blocks are ones that are always refused."""
 FORMS = ("tensor", "tuple", "dict", "nested")
@@ -145,9 +147,12 @@ def _stage(draws: random.Random, plain: bool) -> Stage:
     if kind < 0.25:
         return Stage(draws.choice(sorted(LISTS)))
     inner: Stage | str = draws.choice(sorted(INNER))
-    if kind < 0.5:
-        inner = Stage(_block(draws), inner)
-    return Stage(_block(draws), inner)
+    if kind >= 0.5:
+        return Stage(_block(draws), inner)
+    nested, outer = Stage(_block(draws), inner), _block(draws)
+    while (outer, nested.name) in IMPOSSIBLE:
+        outer = _block(draws)
+    return Stage(outer, nested)
 
 
 def _block(draws: random.Random) -> str:
