@@ -31,7 +31,7 @@ def spinners(pages: Path, ranks: int, windows: Windows) -> Iterator[None]:
     with ExitStack() as ends:
         pids = [ends.enter_context(child(_spin, core=0)) for _ in range(ranks)]
         for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED)  # else it would undo its binding when it goes on
         over = threading.Event()
         follower = threading.Thread(target=_follow, args=(pages, pids, windows, over), daemon=True)
         follower.start()
@@ -44,6 +44,7 @@ def spinners(pages: Path, ranks: int, windows: Windows) -> Iterator[None]:
 
 def _spin() -> None:
     run_when_idle()
+    os.kill(os.getpid(), signal.SIGSTOP)
     while True:
         pass
 
