@@ -60,6 +60,13 @@ def test_what_a_pause_costs(row: str, kind: str) -> None:
     assert f"took {summary['slow_to_fast']:.1f} times as long" in text
 
 
+def test_what_a_pause_costs_on_another_machine() -> None:
+    text, summary = " ".join(text_of("docs/benchmarks.md").split()), summary_of("pauses_intel")
+    low, high = summary["in_turn_steps_ci95"]
+    assert f"each pause costs {summary['in_turn_steps']:.1f} steps ({low:.1f} to {high:.1f}): the first" in text
+    assert f"one after it takes {summary['in_turn_step_1']:.0%} more" in text
+
+
 @pytest.mark.parametrize(
     ("row", "kind"),
     [
