@@ -7,7 +7,7 @@ Ramdas 2025, Sequential Analysis 44). Windows let it forget, so that a slowdown 
 also give up that guarantee for ever. What holds instead is simulated, with the daemon's defaults and a budget of 1%
 (`tests/unit/squeezer/policy/test_error_rates.py`, `python -m benchmarks.guard_power`):
 
-- No slowdown: a false alarm in 180,000 steps whose noise of 1%, 3% or 10% is normal or has heavy tails, and three in as
+- No slowdown: a false alarm in 180,000 steps whose noise of 1%, 3% or 10% is normal or has heavy tails, and two in as
   many that also have bursts, or drift.
 - A slowdown of just the budget: an alarm in 180,000 steps of the first sort.
 - Where nothing is slowed, alarms and suspicion together take at most 4.7% of the squeezing, mostly suspicion.
