@@ -13,7 +13,8 @@ which is squeezed in several ways:
 - `…_naive`: the same beside naive co-location at niceness 19, and in a control group of the least weight. Both upset
   the forecasts, which cooperative gates and step grain need, so these are not among them.
 - `…_yield`: runs with all defaults, beside a study that is searched and pruned; their reports' yield, and what the rest
-  of the bubble time went to. `many_cooperative` is the same without preemption, as on a GPU.
+  of the bubble time went to. `many_cooperative` is the same without preemption. The ghosts' speed is measured while the
+  side task starts, which may make bubbles a little longer than they would be.
 
 In blocks nothing is searched, and no trial ends: all do the same work. FILE is written after each run; if it was
 stopped, the same command at the same commit and on the same machine continues. Each run says which share of the cores'

@@ -46,7 +46,7 @@ class GhostWire:
         waits: every receive so far, every loss broadcast and norm all-reduce among them, and where stages meet, every
             send; newest last.
         step_ends_ns: when each step's loss broadcast returned.
-        on_wait: called when the true stage begins to wait for a message.
+        on_wait: called when the true stage begins to wait for a message that is not there yet.
         at_once: True: no model and no waits; every message is there already.
         loss_group: the process group of the loss broadcast; broadcasts in other groups pass through.
         norm_group: the same for the all-reduce of the gradients' norm.
@@ -174,9 +174,9 @@ class GhostWire:
         together_ns, end_ns = self.begin().meets(step, op, start_ns)
         if verb == "send" and not self._timing.meets:
             return
-        if self.on_wait is not None:
-            self.on_wait()
-        _sleep_until(together_ns if self._timing.meets else end_ns)
+        wait_until_ns = together_ns if self._timing.meets else end_ns
+        self._begin_wait(wait_until_ns)
+        _sleep_until(wait_until_ns)
         while time.monotonic_ns() < end_ns:
             self._scratch.copy_(self._payload)
         self._waited(step, op, start_ns, end_ns)
@@ -184,12 +184,16 @@ class GhostWire:
     def _wait_for(self, messages: Sequence[tuple[int, Op]]) -> None:
         """Sleep until all of a batch have arrived."""
         arrivals_ns = [self.begin().arrival_ns(step, op) for step, op in messages]
-        if self.on_wait is not None and arrivals_ns:
-            self.on_wait()
+        if arrivals_ns:
+            self._begin_wait(max(arrivals_ns))
         for (step, op), arrival_ns in zip(messages, arrivals_ns, strict=True):
             begin_ns = time.monotonic_ns()
             _sleep_until(arrival_ns)
             self._waited(step, op, begin_ns, arrival_ns)
+
+    def _begin_wait(self, until_ns: int) -> None:
+        if self.on_wait is not None and until_ns > time.monotonic_ns():
+            self.on_wait()
 
     def _waited(self, step: int, op: Op, start_ns: int, arrival_ns: int) -> None:
         end_ns = time.monotonic_ns()

@@ -274,7 +274,7 @@ def _train(
     before_step: Callable[[float], object],
 ) -> None:
     """Train for ever; stop this process once a few steps have shown how long one takes."""
-    costs_ns: deque[int] = deque(maxlen=64)
+    costs_ns: deque[int] = deque(maxlen=PROFILED_STEPS)  # of its own windows soon, not of the crowded start
     done, recorded_ns = 0, time.thread_time_ns()
     with log.open("wb", buffering=0) as file:
         for epoch in count():

@@ -45,6 +45,8 @@ def test_true_stage_waits_at_the_slots_of_its_schedule() -> None:
         with GhostStage(GhostShape(stages=4, stage=1, micro_batches=4), hidden=384, micro_batch_size=256) as stage:
             stage.calibrate(steps=5)
             before = stage.engine.global_steps
+            begun = []
+            stage.wire.on_wait = lambda: begun.append(time.monotonic_ns())
             for _ in range(7):
                 stage.train_batch()
             timing, ends_ns = stage.timing, stage.wire.step_ends_ns
@@ -60,6 +62,9 @@ def test_true_stage_waits_at_the_slots_of_its_schedule() -> None:
                 "expected": [(w.step, w.slot, w.what, w.micro_batch) for w in trace.waits if w.step],
                 "long": sorted(idle_ns, key=idle_ns.get)[-2:],
                 "idle": [(w.slot, w.idle_ns) for w in stage.waits if w.step],
+                "begun": len(begun),
+                "to wait for": sum(w.arrival_ns > w.start_ns for w in stage.waits),
+                "all": len(stage.waits),
                 "early": sum(w.end_ns < w.arrival_ns for w in stage.waits),
                 "measured": stage.measured_bubble_ratio(),
                 "balanced": stage.bubble_ratio,
@@ -69,6 +74,7 @@ def test_true_stage_waits_at_the_slots_of_its_schedule() -> None:
     assert found["steps"] == 7
     assert found["receives"] == found["expected"]
     assert found["early"] == 0
+    assert 0 < found["begun"] <= found["to wait for"] < found["all"]
     # The first gradient, and the norm: several times longer than the other waits.
     for slot in found["long"]:
         assert sum(idle_ns > 0 for at, idle_ns in found["idle"] if at == slot) >= 4
