@@ -4,12 +4,15 @@
 
 Each job runs in three ways, beside a study that is searched and pruned, and never ends (`studies/many_digits.py`):
 
-- *cost*: one run in rounds of five blocks of steps, in random order: *ours*; *awake*, where on each core a process of
-  the idle class spins and touches no memory; *alone*, where cores sleep through bubbles; and two placebos, in which our
+- *cost*: runs in rounds of five blocks of steps, in random order: *ours*; *awake*, where on each core a process of the
+  idle class spins and touches no memory; *alone*, where cores sleep through bubbles; and two placebos, in which our
   side task goes through its gate, but its units only *spin*, or only run through a *buffer* as large as the core's own
   cache. The claim is ours ÷ awake, for a core that slept is slower afterwards. Ours ÷ alone is what a report shows.
   Spin ÷ awake is the gate's share, ours ÷ spin that of the work, and buffer ÷ spin that of a cache that others have
-  filled.
+  filled. If half of the claim's interval is more than 0.5%, another run follows, and a third.
+- *rivals*: one run in such rounds of *awake*, *ours*, the kernel's *idle class* without a gate, and naive co-location
+  at *niceness 19*: what each costs the job, and how much of what dedicated devices would do in the bubbles it does.
+  Nothing is searched there, and no trial ends: all do the same work.
 - *long*: one run in rounds of two long blocks, *ours* and *alone*. A step left alone among squeezed ones finds cores
   still awake, and the next squeezed ones find cores that slept. Long blocks show what a job that is never squeezed
   would gain.
@@ -40,12 +43,28 @@ from typing import Any
 
 from benchmarks.shared.intervals import mean_and_ci95, round_log_ratios, winsorized
 from benchmarks.shared.paths import ROOT
-from benchmarks.shared.processes import environment, run_directories, start
+from benchmarks.shared.processes import environment, run_directories, start, wait_for_files
 from benchmarks.shared.reported import reported
 from benchmarks.shared.results import commit, finish, parse, stopped_runs, write
 from benchmarks.shared.stolen import Stolen
-from benchmarks.studies import LASTING_DIGITS, MANY_DIGITS, PLACEBO_DIGITS
-from benchmarks.windows.modes import ALONE, AWAKE, CACHE_PLACEBO, DEFAULTS, PLACEBO, PREEMPTIVE, WINDOWED, Windows
+from benchmarks.studies import ENDLESS_DIGITS, LASTING_DIGITS, MANY_DIGITS, PLACEBO_DIGITS
+from benchmarks.utilization.figures import harvests, slowdowns
+from benchmarks.utilization.ghost_run import WINDOWED_CONFIG, rank_logs
+from benchmarks.windows.baselines import Baselines
+from benchmarks.windows.figures import Window, collect
+from benchmarks.windows.modes import (
+    ALONE,
+    AWAKE,
+    CACHE_PLACEBO,
+    DEDICATED,
+    DEFAULTS,
+    NICENESS_19,
+    PLACEBO,
+    PREEMPTIVE,
+    SCHED_IDLE,
+    WINDOWED,
+    Windows,
+)
 from benchmarks.windows.spinners import spinners
 from squeezer.records.reader import load_run
 from squeezer.reports.metrics import mean_over_ranks
@@ -60,9 +79,16 @@ WINDOWS = Windows(
     shuffled=True,
 )
 ROUNDS, QUICK_ROUNDS = 120, 6
+COST_RUNS, CLOSE_ENOUGH = 3, 0.005
+"""Of so many rounds: at most this many runs, until half of the slowdown's interval is at most this."""
 LONG_BLOCK_STEPS, LONG_WASH_OUT_STEPS = 40, 10
 LONG_WINDOWS = replace(WINDOWS, cycle=((ALONE, LONG_BLOCK_STEPS), (PREEMPTIVE, LONG_BLOCK_STEPS)))
 LONG_ROUNDS, QUICK_LONG_ROUNDS = 40, 2
+RIVALS = (SCHED_IDLE, NICENESS_19)
+RIVAL_WINDOWS = replace(
+    WINDOWS, cycle=((DEDICATED, 2), *((mode, BLOCK_STEPS) for mode in (AWAKE, PREEMPTIVE, *RIVALS)))
+)
+RIVAL_ROUNDS, QUICK_RIVAL_ROUNDS = 100, 4
 YIELD_RUNS, QUICK_YIELD_RUNS = 3, 1
 YIELD_STEPS, QUICK_YIELD_STEPS = 500, 200
 STEADY_STEPS, QUICK_STEADY_STEPS = 3000, 300
@@ -72,7 +98,8 @@ def main() -> int:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
     runs = stopped_runs(options)
-    plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("cost", "long", "steady")]
+    plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("rivals", "long", "steady")]
+    plan += [(f"{job}_cost", i) for job in JOBS for i in range(1 if options.quick else COST_RUNS)]
     repeats = range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)
     plan += [(f"{job}_{kind}", i) for job in JOBS for kind in ("yield", "lasting") for i in repeats]
     for scenario, number in random.Random(0).sample(plan, len(plan)):
@@ -80,6 +107,8 @@ def main() -> int:
         if options.only not in (None, scenario) or is_done:
             continue
         job, kind = scenario.split("_")
+        if kind == "cost" and is_close(runs, job):
+            continue
         watched = Stolen()
         measured = _measure(job, kind, options.quick)
         runs.append({"scenario": scenario, "run": number, "stolen": round(watched.share(), 5), **measured})
@@ -90,26 +119,30 @@ def main() -> int:
     return 0
 
 
+def is_close(runs: Sequence[Mapping[str, Any]], job: str) -> bool:
+    """Whether the slowdown of `job` is known so closely that no further run is needed."""
+    interval = summary(runs).get(f"{job}_slowdown_ci95")
+    return interval is not None and (interval[1] - interval[0]) / 2 <= CLOSE_ENOUGH
+
+
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Per job: slowdowns with intervals and the number of rounds; mean yield over its runs, and where the rest went."""
     figures: dict[str, Any] = {}
-    for run in runs:
-        if "steps_ms" in run:
-            job, kind = run["scenario"].split("_")
-            for name, (of, over) in COMPARED[kind].items():
-                ratios = _log_ratios(run["steps_ms"], of, over, *BLOCKS[kind])
-                if not ratios:
-                    continue  # a mode that this run lacks
-                mean, interval = mean_and_ci95(ratios)
-                label = f"{job}_{name}"
-                figures[label] = math.expm1(mean)
-                figures[f"{label}_ci95"] = interval and [math.expm1(bound) for bound in interval]
-                figures[f"{label}_rounds"] = len(ratios)
-            if kind == "cost":
-                for name, mode in FIRST_STEPS.items():
-                    mean, interval = mean_and_ci95(_first_steps(run["steps_ms"], mode))
-                    figures[f"{job}_{name}"] = math.expm1(mean)
-                    figures[f"{job}_{name}_ci95"] = interval and [math.expm1(bound) for bound in interval]
+    for job, kind in itertools.product(JOBS, COMPARED):
+        in_blocks = [run["steps_ms"] for run in runs if run["scenario"] == f"{job}_{kind}"]
+        for name, (of, over) in COMPARED[kind].items():
+            ratios = [log for steps_ms in in_blocks for log in _log_ratios(steps_ms, of, over, *BLOCKS[kind])]
+            figures |= _slowdown(f"{job}_{name}", ratios)
+            if ratios:  # not a mode that these runs lack
+                figures[f"{job}_{name}_rounds"] = len(ratios)
+        for name, mode in FIRST_STEPS.items() if kind == "cost" else ():
+            ratios = [log for steps_ms in in_blocks for log in _first_steps(steps_ms, mode)]
+            figures |= _slowdown(f"{job}_{name}", ratios)
+        for run in (run for run in runs if run["scenario"] == f"{job}_rivals"):
+            windows = [Window(**raw) for raw in run["windows"]]
+            pairs = {f"slowdown_{mode}": (mode, AWAKE) for mode in RIVALS} | {"slowdown_ours": (PREEMPTIVE, AWAKE)}
+            own = slowdowns(windows, pairs) | harvests(windows)
+            figures |= {f"{job}_rivals_{name}": value for name, value in own.items()}
     for job, kind in itertools.product(JOBS, WATERFALLS):
         own = [run for run in runs if run["scenario"] == f"{job}_{kind}" and run["yield"] is not None]
         if own:
@@ -139,6 +172,13 @@ FIRST_STEPS = {"first_step": PREEMPTIVE, "first_step_alone": ALONE}
 """Name -> the mode of whose blocks the first step is compared with the others."""
 BLOCKS = {"cost": (BLOCK_STEPS, WASH_OUT_STEPS), "long": (LONG_BLOCK_STEPS, LONG_WASH_OUT_STEPS)}
 """Kind of run -> the steps in a block, and how many of them do not count."""
+
+
+def _slowdown(label: str, log_ratios: Sequence[float]) -> dict[str, Any]:
+    if not log_ratios:
+        return {}
+    mean, interval = mean_and_ci95(log_ratios)
+    return {label: math.expm1(mean), f"{label}_ci95": interval and [math.expm1(bound) for bound in interval]}
 
 
 def _log_ratios(
@@ -171,6 +211,8 @@ def _measure(job: str, kind: str, quick: bool) -> dict[str, Any]:
         return _yield(job, MANY_DIGITS, QUICK_STEADY_STEPS if quick else STEADY_STEPS)
     if kind == "long":
         return _in_blocks(job, LONG_WINDOWS, QUICK_LONG_ROUNDS if quick else LONG_ROUNDS)
+    if kind == "rivals":
+        return _beside_rivals(job, QUICK_RIVAL_ROUNDS if quick else RIVAL_ROUNDS)
     return _in_blocks(job, WINDOWS, QUICK_ROUNDS if quick else ROUNDS)
 
 
@@ -184,6 +226,25 @@ def _in_blocks(job: str, windows: Windows, rounds: int) -> dict[str, Any]:
         places = [(windows.locate(step.step), step.duration_ns / 1e6) for step in merged if len(step.ranks) == 2]
         counted = [[at.cycle, at.mode, at.at, round(ms, 3)] for at, ms in places if at.cycle >= 0]
         return {"commit": commit(), "steps_ms": counted}
+
+
+def _beside_rivals(job: str, rounds: int) -> dict[str, Any]:
+    """One run in random blocks, of which some belong to processes that train the same without our gate."""
+    windows, study = RIVAL_WINDOWS, ENDLESS_DIGITS
+    with run_directories() as (run, pages):
+        steps = windows.first_step(rounds) - 1
+        env = {**environment(pages), **windows.environment()}
+        run.mkdir()
+        baselines = Baselines(pages=pages, ranks=2, windows=windows, env=env, study=study, logs=run)
+        try:
+            wait_for_files(baselines.ready_files)
+            baselines.start()
+            config = _config(run, WINDOWED_CONFIG, study)
+            _train("benchmarks.windows.launcher", job, steps, config, env, pages, windows)
+            found = collect(windows, rank_logs(run, baselines))
+        finally:
+            baselines.close()
+        return {"commit": commit(), "windows": [each.raw() for each in found if each.mode != DEDICATED]}
 
 
 def _yield(job: str, study: Path, steps: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from benchmarks.ghost.network import EXAMPLES, Network, of_example
 from benchmarks.ghost.program import GhostShape
 from benchmarks.ghost.recording import read_recordings
 from benchmarks.ghost.stage import GhostStage
+from benchmarks.shared.processes import PATIENCE_S, wait_for_files
 from benchmarks.shared.toggle import Toggled
 from benchmarks.windows.baselines import ready_processes
 from benchmarks.windows.modes import ENVIRONMENT, STEP_GRAINS, Windows
@@ -27,8 +28,6 @@ from ds_hooks import attach
 from ds_hooks.shared.page.file import Page, page_path, runtime_dir
 from ds_hooks.shared.page.layout import Field, SideActivity
 from ds_hooks.shared.processes.signals import WAKE_SIGNAL
-
-PATIENCE_S = 120.0
 
 
 def wait_for_side() -> None:
@@ -41,15 +40,6 @@ def wait_for_side() -> None:
     ):
         time.sleep(0.05)
     page.close()
-
-
-def wait_for_files(files: list[Path]) -> None:
-    """Return when all files exist."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not all(file.exists() for file in files):
-        if time.monotonic() > deadline_s:
-            raise RuntimeError(f"not all of {[str(file) for file in files]} came within {PATIENCE_S:g} s")
-        time.sleep(0.05)
 
 
 class StepGrainWakes:

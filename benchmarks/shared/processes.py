@@ -4,7 +4,8 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from benchmarks.shared.paths import ROOT
 from ds_hooks.shared.page.file import DIRECTORY_VARIABLE
 
+PATIENCE_S = 120.0
 END_WITHIN_S = 120.0
 """A launcher ends its job and all daemons first."""
 
@@ -52,6 +54,15 @@ def start(command: Sequence[str], env: Mapping[str, str], ends: ExitStack) -> "s
 
     ends.callback(end)
     return process
+
+
+def wait_for_files(files: Iterable[Path]) -> None:
+    """Return when all files exist."""
+    missing, deadline_s = [*files], time.monotonic() + PATIENCE_S
+    while missing := [file for file in missing if not file.exists()]:
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"{[str(file) for file in missing]} did not come within {PATIENCE_S:g} s")
+        time.sleep(0.05)
 
 
 @contextmanager

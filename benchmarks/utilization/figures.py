@@ -57,16 +57,29 @@ SLOWDOWNS = {
     "the caches: one that runs through a buffer, against the first": "caches",
     "the work: ours, preemptive, against the placebo": "work",
     "the kernel's idle class": f"slowdown_{SCHED_IDLE}",
-    "step grain, with the best K": "slowdown_{best}",
+    "step grain, with the best of K = 16, 8 and 4": "slowdown_{best}",
     "naive, at niceness 19": f"slowdown_{NICENESS_19}",
     "naive, in a control group of the least weight": f"slowdown_{LEAST_WEIGHT}",
 }
 """Row of the table -> figure; against a core that is awake unless it says otherwise."""
+SHORT = (
+    "ours, preemptive",
+    "ours, cooperative",
+    "the kernel's idle class",
+    "naive, at niceness 19",
+    "harvest: ours, preemptive",
+    "harvest: ours, cooperative",
+    "harvest: the kernel's idle class",
+    "harvest: step grain, with the best of K = 16, 8 and 4",
+    "yield with the defaults",
+    "yield, cooperative",
+)
+"""The rows of the table that the README has."""
 SHARES = {
     "harvest: ours, preemptive": f"harvest_{PREEMPTIVE}",
     "harvest: ours, cooperative": f"harvest_{COOPERATIVE}",
     "harvest: the kernel's idle class": f"harvest_{SCHED_IDLE}",
-    "harvest: step grain, with the best K": "harvest_{best}",
+    "harvest: step grain, with the best of K = 16, 8 and 4": "harvest_{best}",
     "yield with the defaults": "yield",
     "yield, cooperative": "cooperative",
 }
@@ -81,7 +94,9 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for run in runs:
         of, _, kind = run["scenario"].partition("_")
         if kind in COMPARED:
-            own = _of_blocks([Window(**raw) for raw in run["windows"]], COMPARED[kind])
+            windows = [Window(**raw) for raw in run["windows"]]
+            own = slowdowns(windows, COMPARED[kind])
+            own |= harvests(windows) if kind == ARMS else {}  # ours beside naive ones is not as it is elsewhere
             figures |= {f"{of}_{name}": value for name, value in own.items()}
     for of in GHOSTS:
         for kind in CONFIGS:
@@ -95,13 +110,20 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return figures
 
 
-def _of_blocks(windows: Sequence[Window], compared: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+def slowdowns(windows: Sequence[Window], compared: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    """By the names of the pairs of modes that are compared, with intervals and numbers of rounds."""
     figures: dict[str, Any] = {}
     for name, pair in compared.items():
         steps = ((each.cycle, each.mode, ms) for each in windows if each.mode in pair for ms in each.step_ms)
         ratios = round_log_ratios(steps, *pair, BLOCK_STEPS - 1)
         if ratios:
             figures |= _figure(name, ratios, math.expm1)
+    return figures
+
+
+def harvests(windows: Sequence[Window]) -> dict[str, Any]:
+    """By mode: work ÷ what a dedicated device would do in the bubbles. A naive one's is not all done in bubbles."""
+    figures: dict[str, Any] = {}
     by_mode = {
         mode: {each.cycle: each for each in windows if each.mode == mode and each.capacity}
         for mode in (*OURS, *GATELESS)
@@ -120,7 +142,7 @@ def _of_blocks(windows: Sequence[Window], compared: Mapping[str, tuple[str, str]
 
 
 def _work_ratios(own: Mapping[int, Window], other: Mapping[int, Window]) -> list[float]:
-    """Per round, the log ratio of work per bubble time; none if one of the two got nothing in a round."""
+    """Per round, the log ratio of work per bubble time; none at all if one of the two got nothing in some round."""
     both = [(own[cycle], other[cycle]) for cycle in own if cycle in other]
     if not all(each.work > 0 for pair in both for each in pair):
         return []
@@ -135,12 +157,9 @@ def _figure(name: str, values: Sequence[float], scale: Callable[[float], float])
 
 def table(figures: Mapping[str, Any]) -> str:
     """The summary in Markdown: a column per class; each cell has its interval and n."""
-    lines = [f"| 95% interval; n | {' | '.join(TITLES.values())} |", "|---" * (1 + len(TITLES)) + "|"]
-    rows = [(f"slowdown: {title}", name, "{:+.1%}") for title, name in SLOWDOWNS.items()]
-    rows += [(title, name, "{:.0%}") for title, name in SHARES.items()]
-    rows += [(f"harvest: {mode} ÷ step grain", f"harvest_{mode}_over_step_grain", "{:.2f}") for mode in OURS]
-    for title, name, shown in rows:
-        lines.append(f"| {title} | {' | '.join(_cell(figures, of, name, shown) for of in TITLES)} |")
+    lines = [*_head(), *_rows(figures, SLOWDOWNS, SHARES)]
+    for mode in OURS:
+        lines.append(_row(figures, f"harvest: {mode} ÷ step grain", f"harvest_{mode}_over_step_grain", "{:.2f}"))
     best = [str(figures.get(f"{of}_best_step_grain", "not measured")) for of in TITLES]
     lines.append(f"| the best step grain | {' | '.join(best)} |")
     waterfalls = [figures.get(f"{of}_{YIELD}_waterfall", {}) for of in TITLES]
@@ -148,6 +167,27 @@ def table(figures: Mapping[str, Any]) -> str:
         cells = [f"{each[share]:.0%}" if share in each else "not measured" for each in waterfalls]
         lines.append(f"| not yielded: {share.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def short_table(figures: Mapping[str, Any]) -> str:
+    """What the README has of `table`."""
+    slowdowns, shares = ({title: of[title] for title in SHORT if title in of} for of in (SLOWDOWNS, SHARES))
+    return "\n".join([*_head(), *_rows(figures, slowdowns, shares)])
+
+
+def _head() -> list[str]:
+    return [f"| 95% interval; n | {' | '.join(TITLES.values())} |", "|---" * (1 + len(TITLES)) + "|"]
+
+
+def _rows(figures: Mapping[str, Any], slowdowns: Mapping[str, str], shares: Mapping[str, str]) -> list[str]:
+    return [
+        *(_row(figures, f"slowdown: {title}", name, "{:+.1%}") for title, name in slowdowns.items()),
+        *(_row(figures, title, name, "{:.0%}") for title, name in shares.items()),
+    ]
+
+
+def _row(figures: Mapping[str, Any], title: str, name: str, shown: str) -> str:
+    return f"| {title} | {' | '.join(_cell(figures, of, name, shown) for of in TITLES)} |"
 
 
 def _cell(figures: Mapping[str, Any], of: str, name: str, shown: str) -> str:

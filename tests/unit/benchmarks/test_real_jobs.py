@@ -6,8 +6,26 @@ from typing import Any
 
 import pytest
 
-from benchmarks.real_jobs import BLOCK_STEPS, LONG_WASH_OUT_STEPS, LONG_WINDOWS, WINDOWS, summary
-from benchmarks.windows.modes import ALONE, AWAKE, CACHE_PLACEBO, PLACEBO, PREEMPTIVE, Windows
+from benchmarks.real_jobs import (
+    BLOCK_STEPS,
+    LONG_WASH_OUT_STEPS,
+    LONG_WINDOWS,
+    RIVAL_WINDOWS,
+    WINDOWS,
+    is_close,
+    summary,
+)
+from benchmarks.windows.modes import (
+    ALONE,
+    AWAKE,
+    CACHE_PLACEBO,
+    DEDICATED,
+    NICENESS_19,
+    PLACEBO,
+    PREEMPTIVE,
+    SCHED_IDLE,
+    Windows,
+)
 
 OURS, SLEPT, GATE, CACHES = 0.02, 0.03, 0.005, 0.01
 
@@ -51,9 +69,43 @@ def test_of_long_blocks_only_steps_count_that_do_not_feel_the_block_before() -> 
     assert found["pretrain_slowdown_in_long_blocks_rounds"] == 60
 
 
+def test_rounds_of_further_runs_count_until_the_slowdown_is_known_closely() -> None:
+    one = {"scenario": "pretrain_cost", "steps_ms": steps(40, noise=0.04)}
+    few, many = [one], [one] * 9
+    assert summary(many)["pretrain_slowdown_rounds"] == 360
+    assert summary(many)["pretrain_slowdown"] == pytest.approx(summary(few)["pretrain_slowdown"])
+    assert not is_close([], "pretrain") and not is_close(few, "pretrain") and is_close(many, "pretrain")
+    assert not is_close(many, "denoise")
+
+
 def test_a_round_that_was_cut_short_does_not_count() -> None:
     found = summary([{"scenario": "denoise_cost", "steps_ms": steps(4, noise=0.01)[: -3 * BLOCK_STEPS - 1]}])
     assert found["denoise_slowdown_rounds"] == 3
+
+
+def test_rivals_are_judged_by_what_they_cost_and_by_what_they_train() -> None:
+    rng, rounds = random.Random(4), 60
+    longer = {AWAKE: 0.0, PREEMPTIVE: 0.002, SCHED_IDLE: 0.001, NICENESS_19: 0.02}
+    shares = {PREEMPTIVE: 0.5, SCHED_IDLE: 0.6, NICENESS_19: 0.7}
+    windows = [
+        {
+            "cycle": cycle,
+            "mode": mode,
+            "step_ms": [250 * math.exp(log + rng.gauss(0, 0.005)) for _ in range(BLOCK_STEPS - 1)],
+            "work": 1000 * shares.get(mode, 0.0) * math.exp(rng.gauss(0, 0.02)),
+            "capacity": 1000.0,
+            "bubble_ms": 100.0,
+        }
+        for cycle in range(rounds)
+        for mode, log in longer.items()
+    ]
+    found = summary([{"scenario": "denoise_rivals", "windows": windows}])
+    for name, mode in {"ours": PREEMPTIVE, SCHED_IDLE: SCHED_IDLE, NICENESS_19: NICENESS_19}.items():
+        low, high = found[f"denoise_rivals_slowdown_{name}_ci95"]
+        assert low < math.expm1(longer[mode]) < high and high - low < 0.004
+        assert found[f"denoise_rivals_slowdown_{name}_n"] == rounds
+        assert found[f"denoise_rivals_harvest_{mode}"] == pytest.approx(shares[mode], rel=0.02)
+    assert set(longer) == {mode for mode, _ in RIVAL_WINDOWS.cycle} - {DEDICATED}
 
 
 def test_yields_are_means_over_runs_and_unknown_ones_are_left_out() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import bubble_utilization
 from benchmarks.studies import ENDLESS_DIGITS, ENDLESS_PLACEBO_DIGITS
-from benchmarks.utilization.figures import COMPARED, TITLES, summary, table
+from benchmarks.utilization.figures import COMPARED, SHORT, TITLES, short_table, summary, table
 from benchmarks.utilization.scenarios import ARMS, BLOCK_STEPS, GHOSTS, LONG, MODES, NAIVE
 from benchmarks.windows.modes import CACHE_PLACEBO, COOPERATIVE, PREEMPTIVE, STEP_GRAIN
 from trials.study import load_study
@@ -74,6 +74,18 @@ def test_ours_is_compared_with_the_step_grain_that_harvests_most_in_the_same_rou
     assert low < HARVESTS[STEP_GRAIN] < high
 
 
+def test_a_harvest_is_that_of_the_arms_whatever_naive_ones_do_to_it_elsewhere() -> None:
+    arms, naive = run_of("long_arms", 20, MODES[ARMS]), run_of("long_naive", 10, MODES[NAIVE])
+    for window in naive["windows"]:
+        window["work"] /= 3
+    alone = summary([arms])
+    assert alone["long_harvest_preemptive_n"] == 20
+    for runs in ([arms, naive], [naive, arms]):
+        found = summary(runs)
+        assert alone.items() <= found.items()
+        assert not {name for name in found.keys() - alone.keys() if "harvest" in name}
+
+
 def test_a_step_grain_that_never_fits_has_no_ratio_and_a_round_cut_short_no_slowdown() -> None:
     run = run_of("many_arms", 5, MODES[ARMS])
     for window in run["windows"]:
@@ -105,10 +117,12 @@ def test_the_table_shows_what_is_measured_and_says_what_is_not() -> None:
     assert "n = 30) | not measured | not measured |" in lines["slowdown: ours, preemptive"]
     assert "not measured | not measured | not measured" in lines["slowdown: naive, at niceness 19"]
     best = f"{figures['long_harvest_step_grain_8']:.0%}"
-    assert f"| {best} (" in lines["harvest: step grain, with the best K"]
+    assert f"| {best} (" in lines["harvest: step grain, with the best of K = 16, 8 and 4"]
     assert "| not measured | 50% (n = 1) | not measured |" in lines["yield with the defaults"]
     assert "| not measured | 50% | not measured |" in lines["not yielded: lost"]
     assert list(TITLES) == list(GHOSTS)
+    short = short_table(figures).splitlines()
+    assert len(short) == 2 + len(SHORT) and set(short) <= set(table(figures).splitlines())
 
 
 def test_side_task_and_baselines_train_as_many_trials_for_as_long() -> None:
