@@ -25,7 +25,7 @@ NAME = "hooks_overhead"
 GHOSTS = ((4, 0, 4), (4, 1, 4))
 """(stages, stage, micro-batches)."""
 WINDOW_STEPS = 8
-GHOST_STEPS, REAL_STEPS = 1600, 1600
+GHOST_STEPS, REAL_STEPS = 1600, 4896
 
 
 def main() -> None:
