@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, variance
 from typing import Any
 
-from benchmarks import fusion, ghost_twins, real_jobs
+from benchmarks import bubble_utilization, fusion, ghost_twins, real_jobs
 from benchmarks.shared.fusion_baselines import ALONE as ONE_AFTER_ANOTHER
 from benchmarks.shared.fusion_baselines import FUSED, FUSED_ADAMW, PROCESSES, VMAP
 from benchmarks.shared.intervals import ratio_with_ci95
 from benchmarks.shared.paths import RESULTS
+from benchmarks.utilization import figures as utilization
 from squeezer.reports.student_t import t_quantile_975
 
 HOOKED = {"real_two_ranks": "real job", "ghost_4_0_4": "first of 4 stages", "ghost_4_1_4": "second of 4 stages"}
@@ -47,7 +48,9 @@ REAL_JOB_PARTS = {
 def main() -> None:
     """Print the tables."""
     real, parts = real_jobs_table(raw_runs("real_jobs")), real_job_parts(raw_runs("real_jobs_placebos"))
-    tables = real, parts, short_table(), other_table(), twins_table()
+    ghosts = utilization.summary(raw_runs(bubble_utilization.NAME))
+    ghost_tables = utilization.short_table(ghosts), utilization.table(ghosts)
+    tables = real, parts, short_table(), *ghost_tables, other_table(), twins_table()
     print(*tables, fusion_table(raw_runs("fusion")), sep="\n\n")
 
 

@@ -10,9 +10,9 @@ Each job runs in three ways, beside a study that is searched and pruned, and nev
   cache. The claim is ours ÷ awake, for a core that slept is slower afterwards. Ours ÷ alone is what a report shows.
   Spin ÷ awake is the gate's share, ours ÷ spin that of the work, and buffer ÷ spin that of a cache that others have
   filled. If half of the claim's interval is more than 0.5%, another run follows, and a third.
-- *rivals*: one run in such rounds of *awake*, *ours*, the kernel's *idle class* without a gate, and naive co-location
-  at *niceness 19*: what each costs the job, and how much of what dedicated devices would do in the bubbles it does.
-  Nothing is searched there, and no trial ends: all do the same work.
+- *baselines*: one run in such rounds of *awake*, *ours*, the kernel's *idle class* without a gate, and naive
+  co-location at *niceness 19*: what each costs the job, and how much of what dedicated devices would do in the bubbles
+  it does. Nothing is searched there, and no trial ends: all do the same work.
 - *long*: one run in rounds of two long blocks, *ours* and *alone*. A step left alone among squeezed ones finds cores
   still awake, and the next squeezed ones find cores that slept. Long blocks show what a job that is never squeezed
   would gain.
@@ -84,11 +84,11 @@ COST_RUNS, CLOSE_ENOUGH = 3, 0.005
 LONG_BLOCK_STEPS, LONG_WASH_OUT_STEPS = 40, 10
 LONG_WINDOWS = replace(WINDOWS, cycle=((ALONE, LONG_BLOCK_STEPS), (PREEMPTIVE, LONG_BLOCK_STEPS)))
 LONG_ROUNDS, QUICK_LONG_ROUNDS = 40, 2
-RIVALS = (SCHED_IDLE, NICENESS_19)
-RIVAL_WINDOWS = replace(
-    WINDOWS, cycle=((DEDICATED, 2), *((mode, BLOCK_STEPS) for mode in (AWAKE, PREEMPTIVE, *RIVALS)))
+BASELINE_MODES = (SCHED_IDLE, NICENESS_19)
+BASELINE_WINDOWS = replace(
+    WINDOWS, cycle=((DEDICATED, 2), *((mode, BLOCK_STEPS) for mode in (AWAKE, PREEMPTIVE, *BASELINE_MODES)))
 )
-RIVAL_ROUNDS, QUICK_RIVAL_ROUNDS = 100, 4
+BASELINE_ROUNDS, QUICK_BASELINE_ROUNDS = 100, 4
 YIELD_RUNS, QUICK_YIELD_RUNS = 3, 1
 YIELD_STEPS, QUICK_YIELD_STEPS = 500, 200
 STEADY_STEPS, QUICK_STEADY_STEPS = 3000, 300
@@ -98,7 +98,7 @@ def main() -> int:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
     runs = stopped_runs(options)
-    plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("rivals", "long", "steady")]
+    plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("baselines", "long", "steady")]
     plan += [(f"{job}_cost", i) for job in JOBS for i in range(1 if options.quick else COST_RUNS)]
     repeats = range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)
     plan += [(f"{job}_{kind}", i) for job in JOBS for kind in ("yield", "lasting") for i in repeats]
@@ -138,11 +138,11 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name, mode in FIRST_STEPS.items() if kind == "cost" else ():
             ratios = [log for steps_ms in in_blocks for log in _first_steps(steps_ms, mode)]
             figures |= _slowdown(f"{job}_{name}", ratios)
-        for run in (run for run in runs if run["scenario"] == f"{job}_rivals"):
+        for run in (run for run in runs if run["scenario"] == f"{job}_baselines"):
             windows = [Window(**raw) for raw in run["windows"]]
-            pairs = {f"slowdown_{mode}": (mode, AWAKE) for mode in RIVALS} | {"slowdown_ours": (PREEMPTIVE, AWAKE)}
+            pairs = {f"slowdown_{mode}": (mode, AWAKE) for mode in (PREEMPTIVE, *BASELINE_MODES)}
             own = slowdowns(windows, pairs) | harvests(windows)
-            figures |= {f"{job}_rivals_{name}": value for name, value in own.items()}
+            figures |= {f"{job}_baselines_{name}": value for name, value in own.items()}
     for job, kind in itertools.product(JOBS, WATERFALLS):
         own = [run for run in runs if run["scenario"] == f"{job}_{kind}" and run["yield"] is not None]
         if own:
@@ -211,8 +211,8 @@ def _measure(job: str, kind: str, quick: bool) -> dict[str, Any]:
         return _yield(job, MANY_DIGITS, QUICK_STEADY_STEPS if quick else STEADY_STEPS)
     if kind == "long":
         return _in_blocks(job, LONG_WINDOWS, QUICK_LONG_ROUNDS if quick else LONG_ROUNDS)
-    if kind == "rivals":
-        return _beside_rivals(job, QUICK_RIVAL_ROUNDS if quick else RIVAL_ROUNDS)
+    if kind == "baselines":
+        return _beside_baselines(job, QUICK_BASELINE_ROUNDS if quick else BASELINE_ROUNDS)
     return _in_blocks(job, WINDOWS, QUICK_ROUNDS if quick else ROUNDS)
 
 
@@ -228,9 +228,9 @@ def _in_blocks(job: str, windows: Windows, rounds: int) -> dict[str, Any]:
         return {"commit": commit(), "steps_ms": counted}
 
 
-def _beside_rivals(job: str, rounds: int) -> dict[str, Any]:
+def _beside_baselines(job: str, rounds: int) -> dict[str, Any]:
     """One run in random blocks, of which some belong to processes that train the same without our gate."""
-    windows, study = RIVAL_WINDOWS, ENDLESS_DIGITS
+    windows, study = BASELINE_WINDOWS, ENDLESS_DIGITS
     with run_directories() as (run, pages):
         steps = windows.first_step(rounds) - 1
         env = {**environment(pages), **windows.environment()}

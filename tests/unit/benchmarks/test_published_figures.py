@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import shortest_bubble
+from benchmarks import bubble_utilization, shortest_bubble
 from benchmarks.published_figures import (
     fusion_table,
     main,
@@ -20,13 +20,15 @@ from benchmarks.published_figures import (
     twins_table,
 )
 from benchmarks.shared.paths import RESULTS, ROOT
+from benchmarks.utilization import figures as utilization
 
 
 def test_the_documents_have_the_tables_of_these_runs() -> None:
     real, placebos = real_jobs_table(raw_runs("real_jobs")), real_job_parts(raw_runs("real_jobs_placebos"))
+    ghosts = utilization.summary(raw_runs(bubble_utilization.NAME))
     tables = {
-        "README.md": [real, short_table()],
-        "docs/benchmarks.md": [real, placebos, other_table(), twins_table()],
+        "README.md": [real, utilization.short_table(ghosts), short_table()],
+        "docs/benchmarks.md": [real, placebos, utilization.table(ghosts), other_table(), twins_table()],
         "docs/fusing.md": [fusion_table(raw_runs("fusion"))],
     }
     for document, of_it in tables.items():
@@ -37,10 +39,13 @@ def test_the_documents_have_the_tables_of_these_runs() -> None:
 
 def test_the_command_prints_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
     main()
+    ghosts = utilization.summary(raw_runs(bubble_utilization.NAME))
     parts = [
         real_jobs_table(raw_runs("real_jobs")),
         real_job_parts(raw_runs("real_jobs_placebos")),
         short_table(),
+        utilization.short_table(ghosts),
+        utilization.table(ghosts),
         other_table(),
         twins_table(),
         fusion_table(raw_runs("fusion")),

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from benchmarks.real_jobs import (
+    BASELINE_WINDOWS,
     BLOCK_STEPS,
     LONG_WASH_OUT_STEPS,
     LONG_WINDOWS,
-    RIVAL_WINDOWS,
     WINDOWS,
     is_close,
     summary,
@@ -83,7 +83,7 @@ def test_a_round_that_was_cut_short_does_not_count() -> None:
     assert found["denoise_slowdown_rounds"] == 3
 
 
-def test_rivals_are_judged_by_what_they_cost_and_by_what_they_train() -> None:
+def test_baselines_are_judged_by_what_they_cost_and_by_what_they_train() -> None:
     rng, rounds = random.Random(4), 60
     longer = {AWAKE: 0.0, PREEMPTIVE: 0.002, SCHED_IDLE: 0.001, NICENESS_19: 0.02}
     shares = {PREEMPTIVE: 0.5, SCHED_IDLE: 0.6, NICENESS_19: 0.7}
@@ -99,13 +99,13 @@ def test_rivals_are_judged_by_what_they_cost_and_by_what_they_train() -> None:
         for cycle in range(rounds)
         for mode, log in longer.items()
     ]
-    found = summary([{"scenario": "denoise_rivals", "windows": windows}])
-    for name, mode in {"ours": PREEMPTIVE, SCHED_IDLE: SCHED_IDLE, NICENESS_19: NICENESS_19}.items():
-        low, high = found[f"denoise_rivals_slowdown_{name}_ci95"]
+    found = summary([{"scenario": "denoise_baselines", "windows": windows}])
+    for mode in shares:
+        low, high = found[f"denoise_baselines_slowdown_{mode}_ci95"]
         assert low < math.expm1(longer[mode]) < high and high - low < 0.004
-        assert found[f"denoise_rivals_slowdown_{name}_n"] == rounds
-        assert found[f"denoise_rivals_harvest_{mode}"] == pytest.approx(shares[mode], rel=0.02)
-    assert set(longer) == {mode for mode, _ in RIVAL_WINDOWS.cycle} - {DEDICATED}
+        assert found[f"denoise_baselines_slowdown_{mode}_n"] == rounds
+        assert found[f"denoise_baselines_harvest_{mode}"] == pytest.approx(shares[mode], rel=0.02)
+    assert set(longer) == {mode for mode, _ in BASELINE_WINDOWS.cycle} - {DEDICATED}
 
 
 def test_yields_are_means_over_runs_and_unknown_ones_are_left_out() -> None:
