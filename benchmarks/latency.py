@@ -24,7 +24,7 @@ from benchmarks.shared.paths import ROOT
 from benchmarks.shared.results import finish, parse
 from ds_hooks.clock.cpu import CpuClock
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path
-from ds_hooks.shared.page.layout import Field, Role
+from ds_hooks.shared.page.layout import Field, Role, SideActivity
 from ds_hooks.side_process import SideProcess
 from trials.gate.base import StopRequested, block_signals
 from trials.gate.cpu import CpuGate
@@ -116,7 +116,7 @@ def _bubbles(page: Page, count: int, *, preemptive: bool) -> np.ndarray:
         woken_ns = time.monotonic_ns()
         time.sleep(BUBBLE_MS / 1e3)
         end_ns = clock.close()
-        side.halt(let_end=not preemptive)
+        side.halt(() if preemptive else [SideActivity.UNIT])
         halted_ns = time.monotonic_ns()
         if rows:
             rows[-1][4] = before_cpu_ns - rows[-1][5]

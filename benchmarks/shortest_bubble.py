@@ -127,7 +127,7 @@ class _MainJob:
         left_ns = begin_ns + round(length_ms * 1e6) - time.monotonic_ns()
         time.sleep(max(0, left_ns) / 1e9)
         clock.close()
-        side.halt(let_end=not self._preemptive)
+        side.halt(() if self._preemptive else [SideActivity.UNIT])
         return begin_ns
 
     def _compute(self) -> None:

@@ -9,6 +9,7 @@ group.
 import errno
 import os
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 
 from ds_hooks.shared.page.layout import Field, SideActivity
@@ -52,12 +53,12 @@ class SideProcess:
             self._send_to_group(signal.SIGCONT)
             self._strays.resume()
 
-    def halt(self, *, let_end: bool = False) -> bool:
+    def halt(self, spared: Collection[int] = ()) -> bool:
         """Stop it unless it sleeps by itself, and its own processes. Returns whether it was stopped while awake.
 
         Args:
-            let_end: let a unit of device work end first, unless the side task has processes of its own: those would
-                run on as long. A second call, without this, stops a unit that still runs.
+            spared: let it run on if its `SideActivity` is one of these, unless it has processes of its own: those would
+                run on as long. A second call, without this, stops it if it still runs.
 
         Raises:
             OSError: this process can no longer signal it, because it has become another user's, say, or has opened all
@@ -69,10 +70,9 @@ class SideProcess:
         if not self._is_there() or (self._stopped and self._surely):
             return False
         is_asleep = words[Field.SIDE_ACTIVITY] == SideActivity.ASLEEP
-        if not words[Field.SIDE_CHILDREN] and not words[Field.STRAYS]:
-            is_unit = words[Field.SIDE_ACTIVITY] == SideActivity.UNIT and words[Field.SIDE_PID] == self._pid
-            if is_asleep or (let_end and is_unit):
-                return False
+        is_spared = words[Field.SIDE_ACTIVITY] in spared and words[Field.SIDE_PID] == self._pid
+        if (is_asleep or is_spared) and not words[Field.SIDE_CHILDREN] and not words[Field.STRAYS]:
+            return False
         self._stopped = self._surely = True
         self._send_to_group(signal.SIGSTOP)
         self._strays.stop()

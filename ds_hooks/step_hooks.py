@@ -12,8 +12,8 @@ from typing import Any
 from ds_hooks.connection import Connection
 from ds_hooks.engine import AttachError
 from ds_hooks.schedule import NumberedSlots, SlotNumbers, Waits
-from ds_hooks.shared.page.layout import Field
-from ds_hooks.shared.page.plan import planned_permit
+from ds_hooks.shared.page.layout import Field, Preemption, SideActivity
+from ds_hooks.shared.page.plan import is_planned, planned_permit
 from ds_hooks.shared.wire import (
     INSTRUCTIONS_PER_MESSAGE,
     BubbleEnd,
@@ -26,6 +26,12 @@ from ds_hooks.shared.wire import (
     WaitKind,
 )
 
+SPARED = {
+    Preemption.NONE: (SideActivity.UNIT,),
+    Preemption.STOP: (),
+    Preemption.IDLE_CLASS: (SideActivity.UNIT, SideActivity.HOST),
+}
+"""In what a side task may be to run on at a bubble's end."""
 RUNS_ON_NS = 1_000_000
 """A stop takes effect within 0.1 ms. A side task that has used more than this since then was continued by others."""
 
@@ -92,6 +98,8 @@ class StepHooks:
         self._collectives = 0
         self._awaits_schedule = True
         self._step_begin = self._clock.begin_step()
+        if self._words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS and not is_planned(self._words, self._step):
+            self._stopped_late |= self._side.halt()
         self._sender.repeat_hello()
         self._send(self._step_begin, StepStart(self._step))
 
@@ -186,10 +194,10 @@ class StepHooks:
         clock = self._clock
         end_ns = clock.close()
         main_cpu_ns = clock.main_cpu_ns()
-        preemptive = bool(self._words[Field.PREEMPTIVE])
-        stopped = self._side.halt(let_end=not preemptive) or self._stopped_late
+        preemption = self._words[Field.PREEMPTIVE]
+        stopped = self._side.halt(SPARED.get(preemption, ())) or self._stopped_late
         self._stopped_late = False
-        self._side_may_run_on = not preemptive
+        self._side_may_run_on = preemption == Preemption.NONE
         self._side_cpu_ns = clock.side_cpu_ns()
         used_ns = main_cpu_ns - self._main_cpu_ns if main_cpu_ns >= 0 else -1
         end = BubbleEnd(self._step, clock.epoch, self._open_slot, self._open_wait, self._side_cpu_ns, used_ns, stopped)

@@ -69,9 +69,11 @@ it, unless it is the only one"""
     margin_ms: _NotNegative = 0.3
     """without `preemptive`: a permit ends this long before the bubble's forecast end; less if ends are known better, \
 more after overruns"""
-    preemptive: bool = Field(default=True, description="true or false")
-    """true: a permit lasts to the bubble's true end, where the side task is stopped (SIGSTOP); false: it ends before \
-the forecast end, and a unit that has started runs on. On a GPU always false: it cannot stop a unit"""
+    preemptive: Literal[True, False, "idle"] = Field(default=True, description='true, false or "idle"')
+    """true: a permit lasts to the bubble's true end, where the side task is stopped (SIGSTOP); "idle": there it runs \
+on in idle time, to its unit's end or in waits too short to open, but not in steps left alone: it is then the kernel's \
+idle class that keeps it off a core that is wanted; false: a permit ends before the forecast end, and a unit that has \
+started runs on. On a GPU always false: it cannot stop a unit"""
     min_bubble_ms: _Positive = 2.0
     """slots with a shorter mean bubble stay shut, and so do bubbles known to be shorter: they are mostly the transfer \
 itself, which a side task slows down"""
@@ -95,7 +97,7 @@ it is not measured"""
             margin_ns=int(self.margin_ms * 1e6),
             min_bubble_ns=int(self.min_bubble_ms * 1e6),
             forecast_quantile=self.forecast_quantile,
-            preemptive=self.preemptive,
+            preemptive=bool(self.preemptive),
             kinds=frozenset(self.kinds),
             slowdown_budget=guard.slowdown_budget if guard.enabled else math.inf,
             retry_steps=guard.retry_steps,

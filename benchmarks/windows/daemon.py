@@ -9,8 +9,8 @@ from dataclasses import replace
 from unittest import mock
 
 import squeezer.daemon.loop
-from benchmarks.windows.modes import GATED, PLACEBOS, PREEMPTIVE, Windows
-from ds_hooks.shared.page.layout import Field
+from benchmarks.windows.modes import GATED, IDLE, PLACEBOS, PREEMPTIVE, Windows
+from ds_hooks.shared.page.layout import Field, Preemption
 from squeezer.cli import main
 from squeezer.daemon.loop import Daemon
 from squeezer.policy.actions import Action, PlanSlot
@@ -33,6 +33,14 @@ class WindowedMachine(GateMachine):
         self._gated = PREEMPTIVE
         self._forecasts_ns: dict[int, int] = {}
         super().__init__(policy)
+
+    @property
+    def preemption(self) -> int:
+        """What happens to the side task at the end of bubbles of the step that began last."""
+        if not self.policy.preemptive:
+            return Preemption.NONE
+        is_idle = self._windows.locate(self._step_number).mode == IDLE
+        return Preemption.IDLE_CLASS if is_idle else Preemption.STOP
 
     def is_squeezed(self, step: int) -> bool:
         """See `GateMachine.is_squeezed`."""
@@ -64,9 +72,14 @@ class WindowedMachine(GateMachine):
 class WindowedDaemon(Daemon):
     """The daemon, which also passes the mode on to the main job."""
 
+    _machine: WindowedMachine
+
     def _feed(self, event: Event) -> None:
         super()._feed(event)
-        self._page.words[Field.PREEMPTIVE] = self._machine.policy.preemptive
+        self._choose_preemption()
+
+    def _choose_preemption(self) -> None:
+        self._page.words[Field.PREEMPTIVE] = self._machine.preemption
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ from typing import NamedTuple, Self
 
 ENVIRONMENT = "BENCHMARK_WINDOWS"
 ALONE = "alone"
-PREEMPTIVE, COOPERATIVE = "preemptive", "cooperative"
-GATED = (PREEMPTIVE, COOPERATIVE)
-"""Modes in which the daemon's side task runs; in the others it sleeps."""
+PREEMPTIVE, IDLE, COOPERATIVE = "preemptive", "idle", "cooperative"
+GATED = (PREEMPTIVE, IDLE, COOPERATIVE)
+"""Modes in which the daemon's side task runs; in the others it sleeps. `IDLE` is `preemptive = "idle"`."""
 PLACEBO, CACHE_PLACEBO = "placebo", "cache_placebo"
 PLACEBOS = (PLACEBO, CACHE_PLACEBO)
 """Modes in which the side task runs as in the preemptive one, but computes nothing: see `studies/placebo_digits.py`."""
@@ -37,7 +37,8 @@ DEDICATED = "dedicated"
 """Steps that do not count: in the first one the main job is stopped, and the dedicated rate is measured."""
 _ALLOWED = (ALONE, AWAKE, DEDICATED, *PLACEBOS, UNHOOKED, LOW_PRIORITY, NAIVE, *GATED, *GATELESS)
 
-_GATE_OF = {**{mode: mode for mode in GATED}, **dict.fromkeys(PLACEBOS, PREEMPTIVE)}
+_GATE_OF = {**{mode: mode for mode in GATED}, **dict.fromkeys((IDLE, *PLACEBOS), PREEMPTIVE)}
+"""Whose plan it has."""
 
 DEFAULTS = """
 [side]

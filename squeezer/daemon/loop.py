@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path, runtime_dir, socket_path
-from ds_hooks.shared.page.layout import Field, Role
+from ds_hooks.shared.page.layout import Field, Preemption, Role
 from ds_hooks.shared.page.plan import clear_plan, plan_slot, plan_steps
 from squeezer.config import Config
 from squeezer.daemon.correlator import Correlator
@@ -24,6 +24,7 @@ from squeezer.daemon.former_daemon import await_former
 from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.mapped_page import MappedPage
 from squeezer.daemon.memory_limit import MemoryLimit
+from squeezer.daemon.preemption import preemption_of
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, has_signal, wakeup_on_signals
 from squeezer.daemon.side_processes.parent_group import cpu_group
@@ -32,7 +33,7 @@ from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
 from squeezer.daemon.silence import Silence
 from squeezer.device import DEVICES, is_stopped, kind_of, place_of
 from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Kill, Note, PlanSlot, PlanSteps, Start, Stop
-from squeezer.policy.events import Event, JobSilent, Side, SideChanged
+from squeezer.policy.events import Event, JobSilent, Overran, Side, SideChanged
 from squeezer.policy.plain import as_record
 from squeezer.policy.state import GateMachine, State
 from squeezer.records.layout import RECORD_VERSION, SHARES
@@ -102,6 +103,7 @@ class Daemon:
         self._silence = Silence()
         self._progress = ProgressLine()
         self._main_pid = 0  # the job's that has said hello last
+        self._choose_preemption()
         self._place: tuple[set[int], str] | None = None  # where it ran when it was last looked for
         self._follow_ns = 0  # when it is looked for again
         self._ended = False
@@ -196,9 +198,12 @@ class Daemon:
         clear_plan(words)
         words[Field.SIDE_PROCESS] = 0
         words[Field.SIDE_LIMIT_BYTES] = 0
-        words[Field.PREEMPTIVE] = self._config.squeeze.preemptive
         words[Field.SERVES_ANY_JOB] = self._job_pid is None
         words[Field.NEXT_DAEMON] = 0
+
+    def _choose_preemption(self) -> None:
+        side = None if self._side_task is None else self._side_task.process
+        self._page.words[Field.PREEMPTIVE] = preemption_of(self._config, self._device, self._main_pid, side)
 
     # The loop
 
@@ -272,6 +277,7 @@ class Daemon:
         side = None if self._side_task is None else self._side_task.process
         if not self._device.join(main_pid, side) and self._side_task is not None:
             self._side_task.kill("it cannot follow the job to its device or session; a new side task starts there")
+        self._choose_preemption()
         self._watch.job_attached()
 
     def _follow(self) -> None:
@@ -305,6 +311,10 @@ class Daemon:
     # Decisions
 
     def _feed(self, event: Event) -> None:
+        if isinstance(event, SideChanged):
+            self._choose_preemption()
+        elif isinstance(event, Overran) and self._page.words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS:
+            return  # in time that nobody wanted
         actions = self._machine.handle(event)
         if self._config.run.record_events:
             self._recorder.add("event", **as_record(event, actions))

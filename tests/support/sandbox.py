@@ -163,7 +163,7 @@ class Sandbox:
         self,
         study: str | None = None,
         max_restarts: int = 1,
-        preemptive: bool = True,
+        preemptive: bool | str = True,
         guard: bool = False,
         studies: Path | None = None,
         queue: Path | None = None,
@@ -174,7 +174,7 @@ class Sandbox:
 
         By default no side task is started after the job for its dedicated rate: that takes as long as most tests do.
         """
-        lines = ["[squeeze]", "alone_share = 0.0", f"preemptive = {preemptive}".lower()]
+        lines = ["[squeeze]", "alone_share = 0.0", f"preemptive = {json.dumps(preemptive)}"]
         lines += ["[guard]", f"enabled = {guard}".lower(), "retry_steps = 50"]  # a noisy machine may set it off
         if study is not None:
             assert (STUDIES / study).is_file(), f"{study} is not in studies"

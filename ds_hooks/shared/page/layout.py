@@ -88,8 +88,9 @@ class Field:
     SIDE_PROCESS = 28
     """daemon: the side task's process, from its start until the daemon has noticed its end; 0: there is none"""
     PREEMPTIVE = 29
-    """daemon: 1: stop a side task that is awake when the bubble ends; 0: a unit of device work may first run on \
-until the main job's next instruction has ended, unless the side task has processes of its own"""
+    """daemon: a `Preemption`, what stops a side task that is awake. 1: the bubble's end; 0: that only if it does host \
+work, else the end of the main job's next instruction; 2: the begin of a step that is left alone. One with processes \
+of its own is stopped by each bubble's end"""
     SIDE_LIMIT_BYTES = 30
     """daemon: the most device memory that the side task may hold; 0: no limit is known"""
     SERVES_ANY_JOB = 31
@@ -172,6 +173,20 @@ class SideActivity:
     """It runs device work that ends by itself and was forecast to fit."""
     HOST = 2
     """It does host work of unknown length, and may be stopped anywhere."""
+
+
+class Preemption:
+    """Values of `PREEMPTIVE`: whether a side task that is awake when the bubble ends is stopped.
+
+    One that has processes of its own always is, and at once.
+    """
+
+    NONE = 0
+    """Once the main job's next instruction has ended, if it is in a unit, else at once. The plan leaves it time."""
+    STOP = 1
+    """At once."""
+    IDLE_CLASS = 2
+    """When a step begins that is left alone. Until then the kernel's idle class keeps it off a core that is wanted."""
 
 
 class DeviceGate:

@@ -36,6 +36,11 @@ def planned_permit(words: "memoryview[int]", step: int, slot: int) -> tuple[int,
     return 0, 0
 
 
+def is_planned(words: "memoryview[int]", step: int) -> bool:
+    """Whether any bubble of `step` may be opened."""
+    return words[Field.PLAN_FROM_STEP] <= step < words[Field.PLAN_UNTIL_STEP]
+
+
 def next_permit_ns(words: "memoryview[int]", step: int, slot: int) -> int:
     """Look up the permit of the next bubble that the plan opens; 0: there is none.
 

@@ -150,20 +150,20 @@ def test_one_that_sleeps_is_let_alone_at_a_bubbles_end(page: Page, process: subp
 def test_one_may_end_its_unit_of_device_work_but_nothing_else(page: Page, process: subprocess.Popen[str]) -> None:
     side = SideProcess(page.words)
     page.words[Field.SIDE_ACTIVITY] = SideActivity.UNIT
-    assert side.halt(let_end=True), "it starts, and does not ask the gate"
+    assert side.halt([SideActivity.UNIT]), "it starts, and does not ask the gate"
     becomes(process, "T")
     page.words[Field.SIDE_PID] = process.pid
     side.wake()
     becomes(process, "S")
-    assert not side.halt(let_end=True)
+    assert not side.halt([SideActivity.UNIT])
     page.words[Field.SIDE_CHILDREN] = 1
-    assert side.halt(let_end=True), "its own processes would run on as long"
+    assert side.halt([SideActivity.UNIT]), "its own processes would run on as long"
     becomes(process, "T")
     side.wake()
     becomes(process, "S")
     page.words[Field.SIDE_CHILDREN] = 0
     page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
-    assert side.halt(let_end=True), "host work can be stopped anywhere, on every device"
+    assert side.halt([SideActivity.UNIT]), "host work can be stopped anywhere, on every device"
     becomes(process, "T")
     side.leave()
 
@@ -260,7 +260,7 @@ def test_one_whose_work_is_queued_on_a_device_is_woken_and_never_halted(
 ) -> None:
     page.words[Field.SIDE_PID] = process.pid
     side = SideProcess(page.words, can_halt=False)
-    assert not side.halt() and not side.halt(let_end=True)
+    assert not side.halt() and not side.halt([SideActivity.UNIT])
     page.words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP
     side.wake()
     assert process.stdout is not None and process.stdout.readline() == "woken\n", "so it was not stopped"

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from ds_hooks import Handle, attach
-from ds_hooks.shared.page.layout import Field, SideActivity
+from ds_hooks.shared.page.layout import Field, Preemption, SideActivity
 from ds_hooks.shared.page.plan import plan_slot, plan_steps
 from ds_hooks.shared.wire import BubbleEnd, BubbleStart, Bye, Hello, Instructions, StepEnd, StepStart, WaitKind
 from tests.support.hooked_engine import Daemon, Engine, ForwardPass, OptimizerStep, RecvGrad, Schedule, connect
@@ -83,15 +83,30 @@ def test_a_collective_that_waits_inside_the_optimizers_step_is_a_bubble(
     assert set(vars(backend)) == {"_engine"}, "the backend is as it was"
 
 
-@pytest.mark.parametrize("preemptive", [True, False])
-def test_a_unit_that_does_not_end_is_stopped_at_the_bubbles_end_or_after_the_next_instruction(
-    handle: Handle, engine: Engine, daemon: Daemon, preemptive: bool
+@pytest.mark.parametrize(
+    ("preemption", "in_optimizer_step", "in_loss", "stopped"),
+    [
+        (Preemption.STOP, "T", "T", [1, 0]),
+        (Preemption.NONE, "R", "T", [0, 1]),
+        (Preemption.IDLE_CLASS, "R", "R", [0, 0]),
+        (17, "T", "T", [1, 0]),  # of a damaged page
+    ],
+)
+def test_a_unit_that_does_not_end_is_stopped_at_the_bubbles_end_or_after_the_next_instruction_or_runs_on(
+    handle: Handle,
+    engine: Engine,
+    daemon: Daemon,
+    preemption: int,
+    in_optimizer_step: str,
+    in_loss: str,
+    stopped: list[int],
 ) -> None:
     words = daemon.page.words
-    words[Field.PREEMPTIVE] = True
+    words[Field.PREEMPTIVE] = Preemption.STOP
     connect(engine, daemon)
-    words[Field.PREEMPTIVE] = preemptive
-    expected = {"ForwardPass": "R", "RecvGrad": "R", "OptimizerStep": "T" if preemptive else "R", "loss": "T"}
+    words[Field.PREEMPTIVE] = preemption
+    plan_steps(words, 0, words[Field.STEP] + 2)
+    expected = {"ForwardPass": "R", "RecvGrad": "R", "OptimizerStep": in_optimizer_step, "loss": in_loss}
     states: dict[str, str] = {}
     run = engine._run
 
@@ -112,7 +127,37 @@ def test_a_unit_that_does_not_end_is_stopped_at_the_bubbles_end_or_after_the_nex
     handle.detach()
     ends = [message for message in daemon.hear_all() if isinstance(message, BubbleEnd)]
     assert states == expected
-    assert [end.stopped for end in ends[-2:]] == ([1, 0] if preemptive else [0, 1])
+    assert [end.stopped for end in ends[-2:]] == stopped
+
+
+@pytest.mark.parametrize("activity", [SideActivity.UNIT, SideActivity.HOST])
+def test_one_that_the_idle_class_preempts_stands_still_in_steps_left_alone(
+    handle: Handle, engine: Engine, daemon: Daemon, activity: int
+) -> None:
+    words = daemon.page.words
+    words[Field.PREEMPTIVE] = Preemption.STOP
+    connect(engine, daemon)
+    words[Field.PREEMPTIVE] = Preemption.IDLE_CLASS
+    last = words[Field.STEP]
+    plan_steps(words, last + 1, last + 3)
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as side:
+        words[Field.SIDE_PROCESS] = words[Field.SIDE_PID] = side.pid
+        words[Field.SIDE_ACTIVITY] = activity
+        states = []
+        for _ in range(2):
+            engine.train_batch()
+            states.append(stat(side.pid)[0])
+        engine.train_batch()
+        wait_for(lambda: stat(side.pid)[0] == "T", "its stop")
+        plan_slot(words, 1, 10_000_000)
+        plan_steps(words, last + 4, last + 6)
+        engine.train_batch()
+        wait_for(lambda: stat(side.pid)[0] == "R", "its going on")
+        words[Field.SIDE_CHILDREN] = 1
+        engine.train_batch()
+        wait_for(lambda: stat(side.pid)[0] == "T", "the stop of one with processes of its own")
+        side.kill()
+    assert states == ["R", "R"]
 
 
 def test_the_daemon_hears_what_the_main_job_itself_used_in_a_bubble(

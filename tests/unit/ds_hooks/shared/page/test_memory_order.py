@@ -157,7 +157,7 @@ def test_a_side_task_is_named_after_what_belongs_to_it_and_read_in_that_order(lo
     words[Field.SIDE_ACTIVITY] = SideActivity.ASLEEP  # else it would be stopped
     side = side_process.SideProcess(words)
     log.clear()
-    assert not side.halt(let_end=True)
+    assert not side.halt([SideActivity.UNIT])
     assert between(log, ("read", Field.SIDE_PROCESS), ("read", Field.SIDE_PROCESS_START))
     side.leave()
     other.kill()

@@ -1,0 +1,40 @@
+"""A side task whose units run on at a bubble's end, because the kernel's idle class keeps it off a wanted core."""
+
+import signal
+
+import pytest
+
+from ds_hooks.shared.page.layout import Field, Preemption
+from tests.support.sandbox import Sandbox, wait_for
+
+pytestmark = pytest.mark.integration
+
+
+def test_it_works_in_squeezed_steps_and_stands_still_in_those_left_alone(sandbox: Sandbox) -> None:
+    config = sandbox.config("endless.py", preemptive="idle", guard=True)
+    config.write_text(config.read_text().replace("alone_share = 0.0", "alone_share = 0.5"))
+    daemon = sandbox.daemon(config)
+    job = sandbox.job()
+    wait_for(lambda: sandbox.side("ready"), "the side task")
+    assert sandbox.word(Field.PREEMPTIVE) == Preemption.IDLE_CLASS
+    sandbox.works()
+    job.beats(60)
+    assert job.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0
+    ready_ns = sandbox.side("ready")[0]["t_ns"]
+    squeezed = {step["step"]: step["squeezed"] for step in sandbox.events("step") if step["start_ns"] > ready_ns}
+    used_ns = {True: 0, False: 0}
+    for bubble in sandbox.events("bubble"):
+        if squeezed.get(bubble["step"]) is not None:
+            used_ns[squeezed[bubble["step"]]] += bubble["side_ns"]
+    assert used_ns[False] < used_ns[True] / 20, "it is stopped before the first bubble of such steps"
+    assert not [found for found in sandbox.events("guard") if found["cause"] == "overrun"], "idle time is no overrun"
+
+
+def test_with_another_class_it_is_stopped(sandbox: Sandbox) -> None:
+    daemon = sandbox.daemon(sandbox.config("tiny.py", preemptive="idle", priority="nice"))
+    job = sandbox.job()
+    wait_for(lambda: sandbox.side("ready"), "the side task")
+    assert sandbox.word(Field.PREEMPTIVE) == Preemption.STOP
+    assert job.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0
