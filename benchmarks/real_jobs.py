@@ -10,9 +10,9 @@ Each job runs in three ways, beside a study that is searched and pruned, and nev
   cache. The claim is ours ÷ awake, for a core that slept is slower afterwards. Ours ÷ alone is what a report shows.
   Spin ÷ awake is the gate's share, ours ÷ spin that of the work, and buffer ÷ spin that of a cache that others have
   filled. If half of the claim's interval is more than 0.5%, another run follows, and a third.
-- *baselines*: one run in such rounds of *awake*, *ours*, the kernel's *idle class* without a gate, and naive
-  co-location at *niceness 19*: what each costs the job, and how much of what dedicated devices would do in the bubbles
-  it does. Nothing is searched there, and no trial ends: all do the same work.
+- *baselines*: one run in such rounds of *awake*, *ours*, ours with `preemptive = "idle"`, the kernel's *idle class*
+  without a gate, and naive co-location at *niceness 19*: what each costs the job, and how much of what dedicated
+  devices would do in the bubbles it does. Nothing is searched there, and no trial ends: all do the same work.
 - *long*: one run in rounds of two long blocks, *ours* and *alone*. A step left alone among squeezed ones finds cores
   still awake, and the next squeezed ones find cores that slept. Long blocks show what a job that is never squeezed
   would gain.
@@ -58,6 +58,7 @@ from benchmarks.windows.modes import (
     CACHE_PLACEBO,
     DEDICATED,
     DEFAULTS,
+    IDLE,
     NICENESS_19,
     PLACEBO,
     PREEMPTIVE,
@@ -84,10 +85,8 @@ COST_RUNS, CLOSE_ENOUGH = 3, 0.005
 LONG_BLOCK_STEPS, LONG_WASH_OUT_STEPS = 40, 10
 LONG_WINDOWS = replace(WINDOWS, cycle=((ALONE, LONG_BLOCK_STEPS), (PREEMPTIVE, LONG_BLOCK_STEPS)))
 LONG_ROUNDS, QUICK_LONG_ROUNDS = 40, 2
-BASELINE_MODES = (SCHED_IDLE, NICENESS_19)
-BASELINE_WINDOWS = replace(
-    WINDOWS, cycle=((DEDICATED, 2), *((mode, BLOCK_STEPS) for mode in (AWAKE, PREEMPTIVE, *BASELINE_MODES)))
-)
+BASELINE_MODES = (PREEMPTIVE, IDLE, SCHED_IDLE, NICENESS_19)
+BASELINE_WINDOWS = replace(WINDOWS, cycle=((DEDICATED, 2), *((mode, BLOCK_STEPS) for mode in (AWAKE, *BASELINE_MODES))))
 BASELINE_ROUNDS, QUICK_BASELINE_ROUNDS = 100, 4
 YIELD_RUNS, QUICK_YIELD_RUNS = 3, 1
 YIELD_STEPS, QUICK_YIELD_STEPS = 500, 200
@@ -138,11 +137,12 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name, mode in FIRST_STEPS.items() if kind == "cost" else ():
             ratios = [log for steps_ms in in_blocks for log in _first_steps(steps_ms, mode)]
             figures |= _slowdown(f"{job}_{name}", ratios)
-        for run in (run for run in runs if run["scenario"] == f"{job}_baselines"):
+    for run in runs:
+        if run["scenario"].endswith("_baselines"):
             windows = [Window(**raw) for raw in run["windows"]]
-            pairs = {f"slowdown_{mode}": (mode, AWAKE) for mode in (PREEMPTIVE, *BASELINE_MODES)}
-            own = slowdowns(windows, pairs) | harvests(windows)
-            figures |= {f"{job}_baselines_{name}": value for name, value in own.items()}
+            pairs = {f"slowdown_{mode}": (mode, AWAKE) for mode in BASELINE_MODES}
+            found = slowdowns(windows, pairs) | harvests(windows)
+            figures |= {f"{run['scenario']}_{name}": value for name, value in found.items()}
     for job, kind in itertools.product(JOBS, WATERFALLS):
         own = [run for run in runs if run["scenario"] == f"{job}_{kind}" and run["yield"] is not None]
         if own:
