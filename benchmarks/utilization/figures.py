@@ -20,6 +20,7 @@ from benchmarks.windows.modes import (
     CACHE_PLACEBO,
     COOPERATIVE,
     GATELESS,
+    IDLE,
     LEAST_WEIGHT,
     NICENESS_19,
     PLACEBO,
@@ -31,6 +32,7 @@ from benchmarks.windows.modes import (
 COMPARED = {
     ARMS: {
         "slowdown": (PREEMPTIVE, AWAKE),
+        "slowdown_idle": (IDLE, AWAKE),
         "slowdown_cooperative": (COOPERATIVE, AWAKE),
         "slowdown_from_asleep": (PREEMPTIVE, ALONE),
         "slowdown_from_idle_class": (PREEMPTIVE, SCHED_IDLE),
@@ -46,10 +48,11 @@ COMPARED = {
     },
 }
 """Kind of run -> name -> the mode that is judged, and the one that it is compared with."""
-OURS = (PREEMPTIVE, COOPERATIVE)
+OURS = (PREEMPTIVE, IDLE, COOPERATIVE)
 TITLES = {"long": "long bubbles", "many": "M = 2P", "dualpipev": "DualPipeV"}
 SLOWDOWNS = {
     "ours, preemptive": "slowdown",
+    'ours, `preemptive = "idle"`': "slowdown_idle",
     "ours, cooperative": "slowdown_cooperative",
     "ours, preemptive, against a core that sleeps": "slowdown_from_asleep",
     "the same against the idle class": "slowdown_from_idle_class",
@@ -64,10 +67,12 @@ SLOWDOWNS = {
 """Row of the table -> figure; against a core that is awake unless it says otherwise."""
 SHORT = (
     "ours, preemptive",
+    'ours, `preemptive = "idle"`',
     "ours, cooperative",
     "the kernel's idle class",
     "naive, at niceness 19",
     "harvest: ours, preemptive",
+    'harvest: ours, `preemptive = "idle"`',
     "harvest: ours, cooperative",
     "harvest: the kernel's idle class",
     "harvest: step grain, with the best of K = 16, 8 and 4",
@@ -77,6 +82,7 @@ SHORT = (
 """The rows of the table that the README has."""
 SHARES = {
     "harvest: ours, preemptive": f"harvest_{PREEMPTIVE}",
+    'harvest: ours, `preemptive = "idle"`': f"harvest_{IDLE}",
     "harvest: ours, cooperative": f"harvest_{COOPERATIVE}",
     "harvest: the kernel's idle class": f"harvest_{SCHED_IDLE}",
     "harvest: step grain, with the best of K = 16, 8 and 4": "harvest_{best}",
