@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.alone]
 
 IN = "import os, sys; open(sys.argv[1], 'w').write('0'); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
 """A program that enters a control group and becomes another."""
+METRONOME = "-m", "tests.support.metronome", "--bubble-ms", "10"
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def apart(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[str]]
 
 def daemon_in(group: tuple[str, ...], sandbox: Sandbox) -> Child:
     config = str(sandbox.config("tiny.py"))
-    daemon: Child = sandbox.start(Child, *group, "-m", "squeezer", "daemon", "--config", config)
+    daemon: Child = sandbox.start(Child, *group, "-m", "tests.support.eager_daemon", "daemon", "--config", config)
     wait_for(lambda: "serves device" in daemon.said() or daemon.process.poll() is not None, "the daemon")
     return daemon
 
@@ -50,13 +51,13 @@ def test_a_daemon_that_may_not_use_the_jobs_cores_says_so_and_serves_the_next_jo
 ) -> None:
     in_one, in_other = (("-c", IN, procs) for procs in apart)
     daemon = daemon_in(in_one, sandbox)
-    job: Job = sandbox.start(Job, *in_other, "-m", "tests.support.metronome")
+    job: Job = sandbox.start(Job, *in_other, *METRONOME)
     job.beats(20)
     assert job.finish() == 0
     says = "no side task runs beside the main job: this daemon may not use the main job's cores"
     assert daemon.said().count(says) == 1, daemon.said()
     assert "Traceback" not in daemon.said() and not sandbox.side("started")
-    job = sandbox.start(Job, *in_one, "-m", "tests.support.metronome")
+    job = sandbox.start(Job, *in_one, *METRONOME)
     wait_for(lambda: sandbox.side("ready"), "a side task beside a job on the daemon's own core")
     assert job.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0
@@ -69,7 +70,7 @@ def test_where_control_groups_share_the_cores_daemon_and_doctor_say_what_to_do(
     in_one, in_other = (("-c", IN, procs) for procs in apart)
     daemon = daemon_in(in_one, sandbox)
     for where, warnings in ((in_one, 0), (in_other, 1)):
-        job: Job = sandbox.start(Job, *where, "-m", "tests.support.metronome")
+        job: Job = sandbox.start(Job, *where, *METRONOME)
         job.beats(20)
         assert job.finish() == 0
         assert daemon.said().count("start the daemon in the job's group") == warnings, daemon.said()

@@ -83,21 +83,11 @@ def test_a_lock_that_a_stopped_side_task_holds_is_released(sandbox: Sandbox, tmp
     assert "JobSilent" in {action["cause"] for action in sandbox.events("action")}
 
 
-IMPATIENT = """
-import sys
-from squeezer.policy import state
-state.PATIENCE_NS = 300_000_000
-from squeezer.cli import main
-raise SystemExit(main(sys.argv[1:]))
-"""
-
-
 def test_a_daemon_looks_for_silence_whatever_else_happens(sandbox: Sandbox, tmp_path: Path) -> None:
     """The same, sooner: it bears ten steps."""
     lock = tmp_path / "lock"
     job = sandbox.job("--bubble-ms", "20", "--compute-ms", "10")
-    options = ("daemon", "--config", str(sandbox.config("locks.py")), "--job-pid", str(job.pid))
-    daemon: Child = sandbox.start(Child, "-c", IMPATIENT, *options, LOCK=str(lock))
+    daemon = sandbox.daemon_of(job, sandbox.config("locks.py"), LOCK=str(lock), PATIENCE_S="0.3")
     side = trains(sandbox)
     job.change(lock=str(lock))
     wait_for(lambda: silent_s(sandbox) > 0.4, "a job that waits for the lock")

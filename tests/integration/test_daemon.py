@@ -139,7 +139,7 @@ def test_a_killed_daemon_takes_its_side_task_along_and_its_successor_serves_the_
     assert helpers and numbers
 
     # The job hears nothing of the change of daemons: it has nothing to say meanwhile.
-    job.change(stall_ms=4000)
+    job.change(stall_ms=2500)
     stalled_ns = 500_000_000
     wait_for(
         lambda: (
@@ -154,7 +154,7 @@ def test_a_killed_daemon_takes_its_side_task_along_and_its_successor_serves_the_
     wait_for(lambda: len(sandbox.events("job")) == 2, "another hello")
     assert {hello["pid"] for hello in sandbox.events("job")} == {job.pid}
     trains(sandbox, after=1)
-    assert running(sandbox) >= numbers, "taken over"
+    wait_for(lambda: running(sandbox) >= numbers, "all its trials, taken over")
 
     job.change(bubble_ms=60_000)
     wait_for(
@@ -243,7 +243,7 @@ def test_a_killed_side_task_is_restarted_and_finishes_the_same_trials(sandbox: S
     numbers = running(sandbox)
     os.kill(side, signal.SIGKILL)
     trains(sandbox, after=1)
-    assert running(sandbox) >= numbers
+    wait_for(lambda: running(sandbox) >= numbers, "all its trials, taken over")
     hold.unlink()
     done(sandbox)
     assert [(end["status"], end["restarted"]) for end in sandbox.side("exited")] == [(-9, True), (0, False)]

@@ -26,7 +26,7 @@ def detach(sandbox: Sandbox, job: Job) -> None:
 def test_a_crashed_daemons_successor_starts_nothing_beside_a_job_that_is_not_on_its_page(
     sandbox: Sandbox, leave: Callable[[Sandbox, Job], None]
 ) -> None:
-    job = sandbox.job()
+    job = sandbox.job("--bubble-ms", "10")
     keeper = sandbox.daemon_of(job, sandbox.config("starts_slowly.py"))
     wait_for(lambda: sandbox.side("started"), "a side task")
     daemon = sandbox.word(Field.DAEMON_PID)
@@ -67,7 +67,7 @@ SPAWNS = """
 import os, subprocess, sys
 nothing, _ = os.pipe()
 for line in sys.stdin:
-    rank = [sys.executable, "-m", "tests.support.metronome", "--steps", line.strip()]
+    rank = [sys.executable, "-m", "tests.support.metronome", "--bubble-ms", "15", "--steps", line.strip()]
     assert subprocess.run(rank, stdin=nothing).returncode == 0
     print("a rank has ended", flush=True)
 """

@@ -21,7 +21,8 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
 def test_children_of_the_program_that_it_has_replaced_live_on(sandbox: Sandbox) -> None:
-    options = ("-m", "squeezer", "daemon", "--config", str(sandbox.config("crashes.py", max_restarts=0)))
+    config = str(sandbox.config("crashes.py", max_restarts=0))
+    options = ("-m", "tests.support.eager_daemon", "daemon", "--config", config)
     daemon: Child = sandbox.start(Child, "-c", REPLACED, *options)
     wait_for(lambda: "serves device" in daemon.said() or not is_alive(daemon.pid), "the daemon")
     earlier = int(daemon.said().partition("before: ")[2].split()[0])

@@ -37,6 +37,7 @@ class Loading:
         self.hold = sandbox.files / "hold"
         self.hold.touch()
         config = sandbox.config("loads.py", preemptive=preemptive)
+        sandbox.squeezer = "squeezer"  # whose records come late: its side task has found all its workers by then
         named = {"LOADS": str(self._noted), "TINY_HOLD": str(self.hold), "LOADS_CONTEXT": context}
         named["LOADS_LEAVES"] = "1" if leaves else ""
         named["LOADS_MOVES_TO"] = "" if moves_to is None else str(moves_to / "cgroup.procs")

@@ -70,7 +70,7 @@ def test_a_daemon_that_is_stopped_beside_its_job_is_left_alone(sandbox: Sandbox)
     job, keeper = job_and_keeper(sandbox)
     daemon = sandbox.word(Field.DAEMON_PID)
     stop(daemon)
-    job.beats(50)
+    job.beats(20)
     assert stat(daemon)[:1] == ["T"]
     os.kill(daemon, signal.SIGCONT)
     sandbox.works()

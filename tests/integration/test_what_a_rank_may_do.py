@@ -34,7 +34,7 @@ def stands_still(pid: int) -> bool:
 def test_a_rank_that_becomes_another_program_in_a_bubble_leaves_no_gate_open(sandbox: Sandbox) -> None:
     """As where a watchdog thread starts a training anew that waits for ever."""
     job = sandbox.job()
-    keeper = sandbox.daemon_of(job, sandbox.config("endless.py"))
+    keeper = sandbox.daemon_of(job, sandbox.config("endless.py"), PATIENCE_S="0.3")
     sandbox.works()
     side = sandbox.word(Field.SIDE_PROCESS)
     job.change(run=BECOMES_ANOTHER.format(program=LATER_ANOTHER_JOB), bubble_ms=60_000)
@@ -49,7 +49,7 @@ def test_a_rank_that_becomes_another_program_in_a_bubble_leaves_no_gate_open(san
 
 
 def test_a_rank_that_may_open_no_more_files_outlives_its_daemon(sandbox: Sandbox) -> None:
-    job = sandbox.job()
+    job = sandbox.job("--bubble-ms", "10")
     keeper = sandbox.daemon_of(job, sandbox.config("endless.py"))
     sandbox.works()
     job.change(run="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (3, 4096))")

@@ -20,7 +20,7 @@ from ds_hooks.shared.page.file import page_path
 from ds_hooks.shared.page.layout import Field
 from ds_hooks.shared.study_paths import journal_path
 from squeezer.daemon.side_processes.control_group import remove_dead_groups
-from squeezer.records.layout import events_path, study_directory
+from squeezer.records.layout import DETAILS, events_path, study_directory
 from squeezer.records.reader import read_details, read_events
 from tests.support.paths import ROOT, STUDIES
 from trials.search.storage.optuna_storage import open_storage
@@ -128,6 +128,9 @@ class Job(Child):
 class Sandbox:
     """One directory of pages and sockets, one of records and logs, and the processes that use them."""
 
+    squeezer = "tests.support.eager_daemon"
+    """The module whose daemons start here."""
+
     def __init__(self, directory: Path, files: Path) -> None:
         self.directory, self.files = directory, files
         self.run = files / "run"
@@ -190,7 +193,7 @@ class Sandbox:
     def daemon(self, config: Path, local_rank: int = 0, **environment: str) -> Child:
         """Start a daemon, and wait until it listens."""
         options = ("--config", str(config), "--local-rank", str(local_rank))
-        daemon: Child = self.start(Child, "-m", "squeezer", "daemon", *options, **environment)
+        daemon: Child = self.start(Child, "-m", self.squeezer, "daemon", *options, **environment)
         wait_for(lambda: "serves device" in daemon.said() or not is_alive(daemon.pid), "the daemon")
         assert is_alive(daemon.pid), daemon.said()
         return daemon
@@ -198,7 +201,7 @@ class Sandbox:
     def daemon_of(self, job: Job, config: Path, **environment: str) -> Child:
         """Start a daemon as a rank does, and wait until it serves `job`; `DAEMON_PID` is a child of this process."""
         options = ("--config", str(config), "--job-pid", str(job.pid))
-        daemon: Child = self.start(Child, "-m", "squeezer", "daemon", *options, **environment)
+        daemon: Child = self.start(Child, "-m", self.squeezer, "daemon", *options, **environment)
         wait_for(lambda: self.word(Field.DAEMON_PID) or not is_alive(daemon.pid), "the daemon")
         assert is_alive(daemon.pid), daemon.said()
         return daemon
@@ -208,7 +211,8 @@ class Sandbox:
         path = events_path(self.run, rank)
         if not path.exists():
             return []
-        return [event for event in (*read_events(path), *read_details(self.run, rank)) if event["r"] == kind]
+        found = read_details(self.run, rank) if kind in DETAILS else read_events(path)
+        return [event for event in found if event["r"] == kind]
 
     def side(self, event: str, rank: int = 0) -> list[dict[str, Any]]:
         """The records of what the side task reported, and what happened to it."""
@@ -221,8 +225,11 @@ class Sandbox:
 
     def word(self, field: int, local_rank: int = 0) -> int:
         """One word of the page, read without becoming one of its users; 0: there is no page yet."""
-        path = page_path(self.directory, local_rank)
-        return int(struct.unpack_from("<q", path.read_bytes(), 8 * field)[0]) if path.exists() else 0
+        try:
+            with page_path(self.directory, local_rank).open("rb", buffering=0) as page:
+                return int(struct.unpack("<q", os.pread(page.fileno(), 8, 8 * field))[0])
+        except FileNotFoundError:
+            return 0
 
     def works(self) -> None:
         """Wait until the side task does more work."""
