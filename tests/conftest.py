@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, settings
 from benchmarks.shared import postgres as postgresql
 from tests.support.bounded import pytest_runtest_call, pytest_runtest_setup, pytest_runtest_teardown  # noqa: F401
 from tests.support.sandbox import Sandbox, new_sandbox
+from trials.search.storage.claim_tables import create_tables
+from trials.search.storage.database import connect
+from trials.search.storage.optuna_storage import open_storage
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs so; children inherit it
@@ -90,10 +93,21 @@ def postgres() -> Iterator[postgresql.Server]:
         yield server
 
 
-@pytest.fixture
-def database(postgres: postgresql.Server) -> Iterator[str]:
-    """The URL of an empty database of PostgreSQL's."""
+@pytest.fixture(scope="module")
+def all_tables(postgres: postgresql.Server) -> Iterator[str]:
+    """The name of a database with all tables that a study needs. To make them takes longer than most tests."""
     with postgres.database() as name:
+        storage, claims = open_storage(postgres.url(name)), connect(postgres.url(name), None)
+        create_tables(claims)
+        for engine in (claims, storage.engine):
+            engine.dispose()
+        yield name
+
+
+@pytest.fixture
+def database(postgres: postgresql.Server, all_tables: str) -> Iterator[str]:
+    """The URL of a database of PostgreSQL's, in which no study has been."""
+    with postgres.database(like=all_tables) as name:
         yield postgres.url(name)
 
 

@@ -86,11 +86,11 @@ class Server:
         return f"postgresql://{USER}:{self.password}@127.0.0.1:{port or self.port}/{database}"
 
     @contextmanager
-    def database(self) -> Iterator[str]:
-        """Make an empty database. Returns its name."""
+    def database(self, like: str = "template0") -> Iterator[str]:
+        """Make a database, an empty one or a copy of another to which nobody is connected. Returns its name."""
         self._databases += 1
         name = f"test{self._databases}"
-        self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        self.execute(f"CREATE DATABASE {name} TEMPLATE {like}")
         try:
             yield name
         finally:

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 import torch
 from optuna.trial import TrialState
 
+from benchmarks.shared.postgres import Server
 from ds_hooks.shared.processes.endings import USER_ERROR_STATUS
 from tests.support.sandbox import children, is_alive, wait_for
 from tests.support.slow_cases import others_slow
@@ -43,6 +44,13 @@ def status_of(*words: str) -> int | str | None:
         return main(words)
     except SystemExit as end:
         return end.code
+
+
+@pytest.fixture
+def database(postgres: Server) -> Iterator[str]:
+    """The URL of a database of PostgreSQL's that is empty, without any table."""
+    with postgres.database() as name:
+        yield postgres.url(name)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +163,7 @@ def test_a_killed_run_leaves_nothing_alive_and_its_trials_to_the_next(place: Pat
         process.kill()
         wait_for(lambda: not any(map(is_alive, family[1:])), "the end of all")
     write()
-    ran("run", "steady.py")  # it does not wait for a lease to end
+    told("run", "steady.py")  # it does not wait for a lease to end
     assert_all_ended_once()
 
 
