@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.slow_cases import others_slow
 
 pytestmark = pytest.mark.integration
 
@@ -50,11 +51,16 @@ def test_the_figures_that_decide_need_no_package_but_the_driver(bare: dict[str, 
     assert "error" not in row or row["error"].startswith("DriverError: no CUDA driver"), row
 
 
-def test_the_suite_measures_what_it_can_and_says_what_the_rest_lacks(bare: dict[str, str], tmp_path: Path) -> None:
+PARTS = [("words", True), ("context", True), ("ghost", False)]
+
+
+@pytest.mark.parametrize(("part", "is_there"), others_slow(PARTS, [PARTS[0], PARTS[2]]))
+def test_the_suite_measures_what_it_can_and_says_what_the_rest_lacks(
+    part: str, is_there: bool, bare: dict[str, str], tmp_path: Path
+) -> None:
     suite = "-m", "benchmarks.gpu_suite", "--device", "cpu", "--quick", "--json", str(tmp_path)
-    for part, is_there in (("words", True), ("context", True), ("ghost", False)):
-        run(bare, *suite, "--ways", "gate", "--receives", "waiting", "--only", part)
-        written = json.loads((tmp_path / "gpu_suite.json").read_text())
-        errors = {found["error"] for found in written["runs"] if "error" in found}
-        assert errors == (set() if is_there else {"ModuleNotFoundError: not installed here: deepspeed, zmq"})
-        assert written["runs"] and written["machine"]["torch"]
+    run(bare, *suite, "--ways", "gate", "--receives", "waiting", "--only", part)
+    written = json.loads((tmp_path / "gpu_suite.json").read_text())
+    errors = {found["error"] for found in written["runs"] if "error" in found}
+    assert errors == (set() if is_there else {"ModuleNotFoundError: not installed here: deepspeed, zmq"})
+    assert written["runs"] and written["machine"]["torch"]

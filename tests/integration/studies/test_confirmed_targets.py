@@ -133,6 +133,8 @@ def test_the_best_are_trained_again_and_their_means_choose(tmp_path: Path, searc
     assert all(each.state is TrialState.COMPLETE for each in more)
 
 
+# how failures count, `tests/unit/trials/test_confirmation.py` shows in less time
+@pytest.mark.slow
 def test_one_that_fails_with_a_further_seed_is_not_chosen(tmp_path: Path) -> None:
     studies, file = tmp_path / "studies", study_file(tmp_path, "unlucky", UNLUCKY.format(seed=FIRST_SEED, lr=0.0))
     told("run", str(file), "--directory", str(studies))

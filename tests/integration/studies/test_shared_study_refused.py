@@ -23,6 +23,7 @@ from tests.support.sandbox import wait_for
 from tests.support.simulated import Pretended
 from trials.search import worker as worker_module
 from trials.search.client import SearchClient, SearchError
+from trials.search.storage import claim_tables
 from trials.search.storage.database import StorageError, naming
 from trials.search.storage.optuna_storage import open_storage
 from trials.search.worker import SearchWorker, WorkerConfig
@@ -49,9 +50,16 @@ def hire(storage: str, directory: Path, study: Pretended | None = None, name: st
         return SearchWorker(study or Pretended(6), config, AtOnce())
 
 
+@pytest.fixture(params=["journal", pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
+def storage_kind(request: pytest.FixtureRequest) -> str:
+    """The kinds of storage that a configuration can name; both databases are read by the same code."""
+    return str(request.param)
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "START_PATIENCE_S", 0.0)
+    monkeypatch.setattr(claim_tables, "AGAIN_S", 0.0)
 
 
 def test_the_same_name_with_another_space_is_refused_before_a_trial_is_created(storage: str, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from tests.support.accounts import assert_accounts
 from tests.support.real_worker import STUDY_NAME
 from tests.support.sandbox import Child, Sandbox, wait_for
-from tests.support.slow_cases import others_slow
 from trials.search.storage.claims import Claims
 from trials.search.storage.database import connect
 from trials.search.storage.optuna_storage import open_storage
@@ -22,12 +21,13 @@ TRIALS = 4
 """As many as one worker trains at once, so another has nothing to do."""
 
 
-@pytest.mark.parametrize("storage_kind", others_slow(["journal", "sqlite", "postgresql"], ["sqlite"]), indirect=True)
+# what others take over of a worker that falls silent, `test_shared_study.py` shows in less time
+@pytest.mark.slow
 def test_others_take_its_trials_over_and_it_leaves_them_alone(storage: str, sandbox: Sandbox, tmp_path: Path) -> None:
     directory = tmp_path / "study"
 
     def hire(name: str, epoch_s: float) -> Child:
-        options = ["--worker", name, "--directory", str(directory), "--trials", str(TRIALS), "--lease", "3"]
+        options = ["--worker", name, "--directory", str(directory), "--trials", str(TRIALS), "--lease", "2"]
         command = ["-m", "tests.support.real_worker", *options, "--epoch", str(epoch_s)]
         worker: Child = sandbox.start(Child, *command, **{STORAGE_VARIABLE: storage, "OMP_NUM_THREADS": "1"})
         return worker
@@ -35,7 +35,7 @@ def test_others_take_its_trials_over_and_it_leaves_them_alone(storage: str, sand
     def has_saved() -> bool:
         return len({file.parent for file in directory.glob("checkpoints/*/*-*.pt")}) == TRIALS
 
-    suspended = hire("suspended", epoch_s=1.0)
+    suspended = hire("suspended", epoch_s=0.4)
     wait_for(has_saved, "trials under way")
     os.killpg(suspended.pid, signal.SIGTSTP)
     wait_for(lambda: "(stopped)" in Path(f"/proc/{suspended.pid}/status").read_text(), "that it has stopped")

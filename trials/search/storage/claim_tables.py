@@ -12,6 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
+AGAIN_S = 0.2
+"""Between two tries to create tables."""
 _TABLES = sa.MetaData()
 STUDY = sa.Table(
     "squeezer_study",
@@ -132,7 +134,7 @@ def create_tables(engine: sa.Engine) -> None:
         except (IntegrityError, OperationalError, ProgrammingError):
             if attempt == 9:
                 raise
-            time.sleep(0.2)
+            time.sleep(AGAIN_S)
 
 
 def _add_if_missing(engine: sa.Engine, column: "sa.Column[Any]") -> None:

@@ -46,13 +46,8 @@ def exact(*chosen: str) -> None:
     run_with_triton(UNSHOWN, *pytest_, *chosen)
 
 
-def test_it_passes_the_tests_of_exactness() -> None:
-    some = "test_equals_torch and (nesterov or amsgrad) or test_parameters_without or test_gradients or test_long"
-    exact(EXACT[0], "-k", f"({some}) and ({OURS}) and not ({OTHERS} or goes_on or travels)")
-
-
 @pytest.mark.slow
-def test_it_passes_all_tests_of_exactness() -> None:
+def test_it_passes_the_tests_of_exactness() -> None:
     exact(*EXACT, "-k", f"({OURS} or test_any_order or test_rate or param_groups) and not ({OTHERS})")
 
 

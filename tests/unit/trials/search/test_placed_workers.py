@@ -48,7 +48,7 @@ class Place:
         return worker
 
 
-@pytest.fixture(params=STORAGES)
+@pytest.fixture(params=[STORAGES[0], pytest.param(STORAGES[1], marks=pytest.mark.slow)])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place(request.param.format(tmp_path), tmp_path, Two())
 
