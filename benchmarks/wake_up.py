@@ -25,6 +25,7 @@ NOTHING, NICE, BATCH, IDLE = "nothing", "nice_19", "batch_nice_19", "idle"
 ARMS = (NOTHING, NICE, BATCH, IDLE)
 BUBBLES_MS = (0.5, 1.0, 2.0, 5.0, 20.0)
 COMPUTE_MS = 8.0
+SETS_UP_S = 1.0
 STAMP_BYTES = 8
 
 
@@ -42,7 +43,7 @@ def main() -> None:
         server = ends.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = server.getsockname()
         ends.enter_context(child(_answer, address, [ms for _, ms in order], core=cores[1]))
-        time.sleep(1.0)  # the sides set themselves up
+        time.sleep(SETS_UP_S)  # as the sides do
         for pid in sides.values():
             os.kill(pid, signal.SIGSTOP)
         os.sched_setaffinity(0, cores[:1])

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from benchmarks.gpu.fake_driver import FakeDriver
 from ds_hooks.shared.cuda_driver import CudaDriver
+from squeezer.calibration import blocking_calls
 from squeezer.calibration.kernels import Kernels
 from squeezer.calibration.measured_device import MeasuredDevice
 from squeezer.calibration.side_process import serve
@@ -172,5 +173,6 @@ def fake_device(path: Path, unkind: Unkind | None = None) -> MeasuredDevice:
 
 
 if __name__ == "__main__":
+    blocking_calls.OPENS_AFTER_S = 0.08
     sys.setswitchinterval(SWITCH_S)
     serve(fake_device(Path(sys.argv[1]), Unkind(**json.loads(os.environ.get(VARIABLE, "{}")))))

@@ -48,7 +48,7 @@ def daemon(config: Path) -> tuple[str, ...]:
 
 def goes_on_alone(sandbox: Sandbox, *says: str, **environment: str) -> None:
     """A main job runs to its end, and says once why nothing is squeezed."""
-    job = sandbox.job("--steps", "5", **environment)
+    job = sandbox.job("--steps", "5", "--bubble-ms", "2", **environment)
     assert job.ended() == 0
     assert job.step == 5
     output = job.said()

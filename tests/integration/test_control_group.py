@@ -45,17 +45,18 @@ time.sleep(600)
 
 BOMB = """
 import os, time
+most = len(os.listdir("/proc")) + 250
 print("x", flush=True)
 while True:
     try:
-        if len(os.listdir("/proc")) < 600:
+        if len(os.listdir("/proc")) < most:
             if os.fork() == 0 and os.fork() == 0:
                 os.setsid()
         time.sleep(0.001)
     except OSError:
         pass
 """
-"""Each of its processes forks more, as long as the machine has few."""
+"""Each of its processes forks more, as long as the machine has few more."""
 
 MANY = """
 import os, time

@@ -121,7 +121,7 @@ def test_one_that_runs_others_has_the_time_to_end_them(tmp_path: Path) -> None:
     code = f"""
 import os
 from squeezer.calibration import limited
-limited.GRACE_S = 2.0
+limited.GRACE_S = 0.5  # three times, which is more than the limit of most
 with limited.ended_when_asked():
     limited.run_limited({program!r}, os.environ, 1000)
 """

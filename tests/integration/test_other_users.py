@@ -289,7 +289,7 @@ def test_a_race_for_the_runtime_directory_gives_nothing_away(tmp: Path) -> None:
         outcome(lambda: os.rmdir(tmp / "away"))
         os.closerange(3, 64)
 
-    def train(seconds: float = 3.0) -> list[int]:
+    def train(seconds: float = 1.5) -> list[int]:
         won = lost = 0
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:

@@ -23,7 +23,7 @@ HELD_S = 60.0
 def test_a_job_that_has_ended_does_not_wait_for_a_lock_that_another_worker_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(release, "RELEASES_WITHIN_S", 10.0)
+    monkeypatch.setattr(release, "RELEASES_WITHIN_S", 5.0)
     run = tmp_path / "run"
     (tmp_path / "s.toml").write_text(f'[side]\nstudy = "{STUDIES / "tiny.py"}"\n[run]\ndirectory = "{run}"\n')
     config = load_config(str(tmp_path / "s.toml"))

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from tests.support.sandbox import children, is_alive, wait_for
 from tests.support.slow_cases import others_slow
-from tests.support.steady_study import assert_all_ended_once, has_trained, ran, started, trials, write
+from tests.support.steady_study import assert_all_ended_once, has_trained, started, told, trials, write
 from trials.requests_to_end import AGAIN_S
 from trials.run import INTERRUPTED_STATUS
 
@@ -64,7 +64,7 @@ def test_an_interrupted_study_goes_on(asked: list[signal.Signals], place: Path) 
     assert TrialState.WAITING in states and not states & {TrialState.FAIL, TrialState.RUNNING}
     assert " unfinished; " in said and "The same command resumes them." in said
     write()
-    ran("run", "steady.py")
+    told("run", "steady.py")
     assert_all_ended_once()
 
 

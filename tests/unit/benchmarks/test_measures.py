@@ -63,6 +63,7 @@ def finite(values: dict[str, Any]) -> bool:
 def test_wake_up(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wake_up, "BUBBLES_MS", (0.5, 1.0))
     monkeypatch.setattr(wake_up, "COMPUTE_MS", 0.5)
+    monkeypatch.setattr(wake_up, "SETS_UP_S", 0.1)
     wake_up.main()
     written = json.loads(results.read_text())
     assert len(written["runs"]) == 2 * len(wake_up.ARMS) and finite(written["summary"])
@@ -78,6 +79,7 @@ def test_neighbour(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pauses, "BURSTS", 1)
+    monkeypatch.setattr(pauses, "TRIALS", 3)
     run = pauses._measure(3)
     assert len(run["rounds_ms"]) == 3 and finite(pauses.summary([run]))
 
@@ -115,6 +117,7 @@ def test_processes_are_stopped_between_blocks() -> None:
 @pytest.mark.parametrize("own", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_adapters(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapters, "BLOCK_S", 0.0)
+    monkeypatch.setattr(adapters, "SIZE", 3)
     run = adapters._measure("own_gpt", "own_gpt", own, 2)
     assert run["ratio"] > 0 and run["memory_ratio"] > 0.9 and finite(adapters._summary([run]))
 
@@ -205,10 +208,11 @@ def test_a_study_is_timed_to_a_target_that_luck_does_not_set_and_net_of_the_slow
 def test_transfer(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process takes long to load what it needs."""
     monkeypatch.setattr(end_to_end, "PROCESSES", processes)
+    monkeypatch.setattr(end_to_end, "FUSED", 4)
     runs = [{"scenario": "oracles", **run} for run in experiments.EXPERIMENTS["oracles"](True)]
     assert figures.summary(runs)
     with end_to_end.workers(2) as ask:
-        traces = [end_to_end.ours(ask, 16 * processes, 2, 0), end_to_end.plain(ask, 2, 0, "median")]
+        traces = [end_to_end.ours(ask, 4 * processes, 2, 0), end_to_end.plain(ask, 2, 0, "median")]
         judged = end_to_end.judged(ask, traces, 1, 2)
     for trace in traces:
         assert len(trace) == 2 and all(seconds > 0 and loss > 0 for seconds, loss, _ in trace)

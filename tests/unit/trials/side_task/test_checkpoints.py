@@ -389,7 +389,7 @@ def test_saving_all_trials_takes_at_most_a_share_of_the_time(
     monkeypatch.setattr(checkpoints, "save", slow)
     monkeypatch.setattr(TrialGroup, "train_step", timed)
     study = make_study(False)
-    study.epochs, study.trials = 30, 4
+    study.epochs, study.trials = 15, 4
     study.rungs = rungs
     worker = hire(study, tmp_path)
     scheduler = Scheduler(study, OpenGate(), search(worker), lambda status: None, directory=tmp_path)

@@ -52,7 +52,7 @@ def until_over(study: Seven, directory: Path, gate: Callable[[], OpenGate], most
 def test_no_trial_fails_because_of_kills_from_outside(tmp_path: Path) -> None:
     """Not even where all come within an epoch and a second."""
     study = make_study(False)
-    trials, deaths = until_over(study, tmp_path, lambda: Storm(150), most=60)
+    trials, deaths = until_over(study, tmp_path, lambda: Storm(200), most=60)
     assert deaths > MOST_DEATHS, "a trial takes several lives"
     assert [trial.number for trial in trials if trial.state is TrialState.FAIL] == [DIVERGES]
     assert_as_alone(trials, study)

@@ -16,6 +16,7 @@ from tests.support.slow_cases import others_slow
 from trials.side_task import kept_choices
 from trials.side_task.kept_choices import HOLDS_S, MOST_KEPT, NAME, KeptChoices
 from trials.study import Study, load_study
+from trials.training import most_fused
 from trials.training.most_fused import MostFused
 from trials.training.rehearsal import rehearse
 
@@ -24,8 +25,14 @@ AGAIN = "as measured before"
 
 def new_study(file: Path = STUDIES / "tiny.py") -> Study:
     study = load_study(file)
-    study.fused = "auto"
+    study.fused, study.trials = "auto", 4
     return study
+
+
+@pytest.fixture(autouse=True)
+def soon_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is found does not matter here."""
+    monkeypatch.setattr(most_fused, "ENOUGH_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +85,7 @@ def another_optimizer(study: Study) -> None:
 
 
 def fewer_trials(study: Study) -> None:
-    study.trials = 4
+    study.trials = 2
 
 
 @pytest.mark.parametrize("changed", [wider, larger_batches, another_optimizer, fewer_trials])

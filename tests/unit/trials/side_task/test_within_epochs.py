@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", others_slow(KINDS, ["fused", "own batches"]))
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0.02, 0.9))
 def test_one_that_is_asked_to_end_loses_nothing(
     kind: str, share: float, folder: Path, tmp_path_factory: pytest.TempPathFactory
@@ -95,7 +95,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("kind", others_slow(["alone", "fused"], ["fused"]))
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0.02, 0.999))
 def test_one_that_is_killed_loses_what_was_not_saved(
     kind: str, share: float, folder: Path, tmp_path_factory: pytest.TempPathFactory
@@ -188,7 +188,7 @@ def test_an_epoch_that_has_become_longer_goes_on(tmp_path: Path, caplog: pytest.
     assert_all_accounted(worker)
 
 
-@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("length", others_slow([1, 2], [2]))
 def test_batches_of_unknown_number(length: int, tmp_path: Path) -> None:
     def make() -> Long:
         study, given = make_study(), make_study()

@@ -101,7 +101,7 @@ def _print_rates() -> None:
             os.nice(NICENESS)
             done: list[int] = []
             start_s = time.monotonic()
-            work, took_s = _trained((done.append(step[0]) or step for step in steps(cpu_s=0.01)), seconds=0.4)
+            work, took_s = _trained((done.append(step[0]) or step for step in steps(cpu_s=0.01)), seconds=0.2)
             print(work / took_s, sum(done) / (time.monotonic() - start_s))
         finally:
             busy.kill()

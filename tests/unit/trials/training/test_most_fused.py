@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from tests.support.paths import STUDIES
 from trials.study import Study, load_study
+from trials.training import most_fused
 from trials.training.malloc import give_back_freed_memory, keep_freed_memory
 from trials.training.most_fused import MostFused, choose, describe
 from trials.training.rehearsal import how_many, rehearse
@@ -92,7 +93,9 @@ def test_models_that_fusing_makes_slower_train_one_by_one() -> None:
     assert found == MostFused(1, 1.0) and describe(found) == "fused ones would train no faster than one after another"
 
 
-def test_a_loader_is_asked_for_few_batches_and_draws_as_if_nothing_had_been_measured() -> None:
+def test_a_loader_is_asked_for_few_batches_and_draws_as_if_nothing_had_been_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     study, read = study_of("tiny.py"), list[int]()
 
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -101,6 +104,7 @@ def test_a_loader_is_asked_for_few_batches_and_draws_as_if_nothing_had_been_meas
             yield torch.rand(16, 4), torch.rand(16, 1)
 
     vars(study)["batches"] = batches
+    monkeypatch.setattr(most_fused, "ENOUGH_S", 0.02)
     before = torch.get_rng_state()
     assert how_many(study).trials > 1
     assert read == [0] * len(read) and len(read) <= 3 * 5, "three for each size"
@@ -108,7 +112,7 @@ def test_a_loader_is_asked_for_few_batches_and_draws_as_if_nothing_had_been_meas
 
 
 def test_schedulers_step_no_oftener_than_in_a_trial() -> None:
-    study = study_of("tiny.py")
+    study = study_of("tiny.py", trials=4)
     study.epochs, study.scheduler_every = 1, "step"
     vars(study)["scheduler"] = lambda params, optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=20)
     assert how_many(study).gain is not None
@@ -116,7 +120,7 @@ def test_schedulers_step_no_oftener_than_in_a_trial() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_trials_that_are_pruned_before_they_begin_are_passed_over(caplog: pytest.LogCaptureFixture) -> None:
-    study = study_of("tiny.py")
+    study = study_of("tiny.py", trials=4)
 
     def suggest(trial: optuna.Trial) -> dict[str, Any]:
         if trial.suggest_float("x", 0, 1) > 0.5:

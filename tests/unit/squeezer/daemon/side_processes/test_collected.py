@@ -29,6 +29,7 @@ def test_beside_a_job_of_another_session_its_threads_have_the_core_first(
     assert has_ended(made.side.pidfd, 60)
     seen: list[str] = []
     monkeypatch.setattr(spawner, "end_orphans", lambda spare: 0)  # this process's children are not its
+    monkeypatch.setattr(spawner, "let_clear_up", lambda spare: None)
     monkeypatch.setattr(
         "squeezer.daemon.side_processes.spawner.time.sleep", lambda s: seen.extend(stat(process.pid)[:1])
     )
