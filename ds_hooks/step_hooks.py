@@ -87,7 +87,7 @@ class StepHooks:
         self._flushed_step = 0
         self._side_may_run_on = False
         self._stopped_late = False
-        self._side_cpu_ns = 0  # at the end of the last bubble
+        self._side_cpu_ns = 0  # at the end of the last bubble, or when it was stopped since
         self._main_cpu_ns = 0  # at the begin of the last bubble
         self._items: list[tuple[int, int, int, int]] = []
 
@@ -98,8 +98,8 @@ class StepHooks:
         self._collectives = 0
         self._awaits_schedule = True
         self._step_begin = self._clock.begin_step()
-        if self._words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS and not is_planned(self._words, self._step):
-            self._stopped_late |= self._side.halt()
+        if self._is_left_to_idle_class() and not self._is_planned():
+            self._stop()
         self._sender.repeat_hello()
         self._send(self._step_begin, StepStart(self._step))
 
@@ -121,6 +121,8 @@ class StepHooks:
         """Before the instructions of `schedule`. An evaluation's are left alone, its waits too."""
         self.in_schedule = self.in_optimizer = False  # what interrupts a hook, such as Ctrl-C, may have left them
         if not self._awaits_schedule:
+            if self._is_left_to_idle_class():
+                self._stop()
             return
         self._awaits_schedule = False
         numbered = self._numbered = self._numbers.of(schedule)
@@ -195,6 +197,8 @@ class StepHooks:
         end_ns = clock.close()
         main_cpu_ns = clock.main_cpu_ns()
         preemption = self._words[Field.PREEMPTIVE]
+        if preemption == Preemption.IDLE_CLASS and not self._is_planned():
+            preemption = Preemption.STOP
         stopped = self._side.halt(SPARED.get(preemption, ())) or self._stopped_late
         self._stopped_late = False
         self._side_may_run_on = preemption == Preemption.NONE
@@ -209,6 +213,25 @@ class StepHooks:
         """Another engine takes the connection, perhaps in the middle of a step."""
         if self._is_open:
             self.close_bubble()
+        if self._is_left_to_idle_class():
+            self._stop()
+
+    def _is_left_to_idle_class(self) -> bool:
+        return self._words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS
+
+    def _is_planned(self) -> bool:
+        """Whether any bubble of this step may be opened."""
+        return self._step != self._unplanned_step and is_planned(self._words, self._step)
+
+    def _stop(self) -> None:
+        """Stop the side task outside of a bubble."""
+        self._note_running_on(side_cpu_ns := self._clock.side_cpu_ns())
+        self._stopped_late |= self._side.halt()
+        self._side_cpu_ns = side_cpu_ns
+
+    def _note_running_on(self, side_cpu_ns: int) -> None:
+        if side_cpu_ns - self._side_cpu_ns > RUNS_ON_NS:
+            self._side.has_run_on()
 
     def _open_bubble(self, slot: int, wait: int) -> int:
         clock = self._clock
@@ -222,8 +245,7 @@ class StepHooks:
         self._side_may_run_on = False
         self._open_slot, self._open_wait = slot, wait
         side_cpu_ns = clock.side_cpu_ns()
-        if side_cpu_ns - self._side_cpu_ns > RUNS_ON_NS:
-            self._side.has_run_on()
+        self._note_running_on(side_cpu_ns)
         start = BubbleStart(self._step, clock.epoch, slot, wait, side_cpu_ns, permit_ns)
         if permit_ns:
             self._side.wake()

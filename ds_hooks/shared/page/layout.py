@@ -89,8 +89,8 @@ class Field:
     """daemon: the side task's process, from its start until the daemon has noticed its end; 0: there is none"""
     PREEMPTIVE = 29
     """daemon: a `Preemption`, what stops a side task that is awake. 1: the bubble's end; 0: that only if it does host \
-work, else the end of the main job's next instruction; 2: the begin of a step that is left alone. One with processes \
-of its own is stopped by each bubble's end"""
+work, else the end of the main job's next instruction; 2: the begin of an evaluation or of a step that is not planned. \
+One with processes of its own is stopped by each bubble's end"""
     SIDE_LIMIT_BYTES = 30
     """daemon: the most device memory that the side task may hold; 0: no limit is known"""
     SERVES_ANY_JOB = 31
@@ -186,7 +186,8 @@ class Preemption:
     STOP = 1
     """At once."""
     IDLE_CLASS = 2
-    """When a step begins that is left alone. Until then the kernel's idle class keeps it off a core that is wanted."""
+    """When an evaluation begins, or a step that is not planned, and at the ends of that one's bubbles. Until then the
+    kernel's idle class keeps it off a core that is wanted."""
 
 
 class DeviceGate:

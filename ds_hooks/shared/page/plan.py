@@ -38,7 +38,9 @@ def planned_permit(words: "memoryview[int]", step: int, slot: int) -> tuple[int,
 
 def is_planned(words: "memoryview[int]", step: int) -> bool:
     """Whether any bubble of `step` may be opened."""
-    return words[Field.PLAN_FROM_STEP] <= step < words[Field.PLAN_UNTIL_STEP]
+    until_step = words[Field.PLAN_UNTIL_STEP]  # first, as in `planned_permit`
+    light_fence()
+    return words[Field.PLAN_FROM_STEP] <= step < until_step
 
 
 def next_permit_ns(words: "memoryview[int]", step: int, slot: int) -> int:

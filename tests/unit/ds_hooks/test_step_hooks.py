@@ -130,36 +130,6 @@ def test_a_unit_that_does_not_end_is_stopped_at_the_bubbles_end_or_after_the_nex
     assert [end.stopped for end in ends[-2:]] == stopped
 
 
-@pytest.mark.parametrize("activity", [SideActivity.UNIT, SideActivity.HOST])
-def test_one_that_the_idle_class_preempts_stands_still_in_steps_left_alone(
-    handle: Handle, engine: Engine, daemon: Daemon, activity: int
-) -> None:
-    words = daemon.page.words
-    words[Field.PREEMPTIVE] = Preemption.STOP
-    connect(engine, daemon)
-    words[Field.PREEMPTIVE] = Preemption.IDLE_CLASS
-    last = words[Field.STEP]
-    plan_steps(words, last + 1, last + 3)
-    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as side:
-        words[Field.SIDE_PROCESS] = words[Field.SIDE_PID] = side.pid
-        words[Field.SIDE_ACTIVITY] = activity
-        states = []
-        for _ in range(2):
-            engine.train_batch()
-            states.append(stat(side.pid)[0])
-        engine.train_batch()
-        wait_for(lambda: stat(side.pid)[0] == "T", "its stop")
-        plan_slot(words, 1, 10_000_000)
-        plan_steps(words, last + 4, last + 6)
-        engine.train_batch()
-        wait_for(lambda: stat(side.pid)[0] == "R", "its going on")
-        words[Field.SIDE_CHILDREN] = 1
-        engine.train_batch()
-        wait_for(lambda: stat(side.pid)[0] == "T", "the stop of one with processes of its own")
-        side.kill()
-    assert states == ["R", "R"]
-
-
 def test_the_daemon_hears_what_the_main_job_itself_used_in_a_bubble(
     handle: Handle, engine: Engine, daemon: Daemon
 ) -> None:

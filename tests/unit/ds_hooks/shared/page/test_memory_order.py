@@ -87,6 +87,9 @@ def test_a_plan_is_written_in_order_and_read_in_order(log: list[object]) -> None
     assert between(log, ("read", Field.PLAN_UNTIL_STEP), ("read", Field.PLAN_FROM_STEP))
     assert between(log, ("read", Field.PLAN_FROM_STEP), ("read", Field.PERMITS))
     log.clear()
+    assert plan.is_planned(words, 5)
+    assert between(log, ("read", Field.PLAN_UNTIL_STEP), ("read", Field.PLAN_FROM_STEP))
+    log.clear()
     plan.next_permit_ns(words, 5, -1)
     assert between(log, ("read", Field.PLAN_UNTIL_STEP), ("read", Field.PERMITS))
 
