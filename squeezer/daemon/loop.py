@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ds_hooks.shared.page.file import Page, make_private_dir, page_path, runtime_dir, socket_path
-from ds_hooks.shared.page.layout import Field, Preemption, Role
+from ds_hooks.shared.page.layout import Field, Role
 from ds_hooks.shared.page.plan import clear_plan, plan_slot, plan_steps
 from squeezer.config import Config
 from squeezer.daemon.correlator import Correlator
@@ -24,7 +24,7 @@ from squeezer.daemon.former_daemon import await_former
 from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.mapped_page import MappedPage
 from squeezer.daemon.memory_limit import MemoryLimit
-from squeezer.daemon.preemption import preemption_of
+from squeezer.daemon.preemption import preemption_of, uses_idle_time
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, has_signal, wakeup_on_signals
 from squeezer.daemon.side_processes.parent_group import cpu_group
@@ -202,8 +202,8 @@ class Daemon:
         words[Field.NEXT_DAEMON] = 0
 
     def _choose_preemption(self) -> None:
-        side = None if self._side_task is None else self._side_task.process
-        self._page.words[Field.PREEMPTIVE] = preemption_of(self._config, self._device, self._main_pid, side)
+        side = None if self._side_task is None else self._side_task.ready_process
+        self._page.words[Field.PREEMPTIVE] = preemption_of(self._config, self._main_pid, side)
 
     # The loop
 
@@ -281,13 +281,14 @@ class Daemon:
         self._watch.job_attached()
 
     def _follow(self) -> None:
-        """Go where the main job has gone since: the cores that it has left may be another rank's."""
+        """Go where the main job has gone: the cores that it left may be another rank's. Its class may be new, too."""
         now_ns = time.monotonic_ns()
         if now_ns < self._follow_ns:
             return
         self._follow_ns = now_ns + FOLLOW_EVERY_NS
         if place_of(self._main_pid) not in (None, self._place):
             self._run_beside(self._main_pid)
+        self._choose_preemption()
 
     def _start_first_side_task(self) -> None:
         if self._device.needs_job:
@@ -313,8 +314,8 @@ class Daemon:
     def _feed(self, event: Event) -> None:
         if isinstance(event, SideChanged):
             self._choose_preemption()
-        elif isinstance(event, Overran) and self._page.words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS:
-            return  # in time that nobody wanted
+        elif isinstance(event, Overran) and uses_idle_time(self._page.words):
+            return
         actions = self._machine.handle(event)
         if self._config.run.record_events:
             self._recorder.add("event", **as_record(event, actions))

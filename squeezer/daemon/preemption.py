@@ -3,27 +3,49 @@
 import os
 from contextlib import suppress
 
-from ds_hooks.shared.page.layout import Preemption
+from ds_hooks.shared.page.layout import Field, Preemption
 from squeezer.config import Config
 from squeezer.daemon.side_processes.parent_group import cpu_group
-from squeezer.device.base import Device, SideProcess
+from squeezer.device.base import SideProcess, weighed_by_session
+
+_USUAL = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_FIFO, os.SCHED_RR)
 
 
-def preemption_of(config: Config, device: Device, main_pid: int, side: SideProcess | None) -> int:
+def preemption_of(config: Config, main_pid: int, side: SideProcess | None) -> int:
     """A `Preemption`, for a side task and the rank `main_pid` as they run now.
 
-    It is left to the kernel's idle class only where that holds against the rank: in its session and control group.
+    It is left to the kernel's idle class only where that holds against the rank: in its session and control group, and
+    if the rank itself is of neither that class nor a low priority.
+
+    Args:
+        config: the squeezer file.
+        main_pid: 0: there is no rank.
+        side: a side task that asks its gate; None: there is none.
     """
     preemptive = config.squeeze.preemptive
     if preemptive != "idle":
         return Preemption.STOP if preemptive else Preemption.NONE
-    is_idle = config.side is not None and config.side.priority == "idle" and not device.own_session
-    if is_idle and main_pid and side is not None and _is_above(main_pid, side.pid):
-        return Preemption.IDLE_CLASS
-    return Preemption.STOP
+    is_left = main_pid and side is not None and _is_below(side.pid, main_pid)
+    return Preemption.IDLE_CLASS if is_left else Preemption.STOP
 
 
-def _is_above(main_pid: int, side_pid: int) -> bool:
-    with suppress(ProcessLookupError):
-        return os.sched_getscheduler(main_pid) != os.SCHED_IDLE and cpu_group(side_pid) == cpu_group(main_pid)
+def uses_idle_time(words: "memoryview[int]") -> bool:
+    """Whether no bubble's end stops the side task, so that what it uses after one is time that nobody wanted."""
+    has_others = words[Field.SIDE_CHILDREN] or words[Field.STRAYS]
+    return words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS and not has_others
+
+
+def _is_below(side_pid: int, main_pid: int) -> bool:
+    """Whether the side task gets less than a hundredth of a core that the rank wants, too.
+
+    Beside a rank of niceness 10 it would get a fortieth, beside one of 19 a sixth.
+    """
+    with suppress(OSError):  # one of them has ended
+        return (
+            os.sched_getscheduler(side_pid) == os.SCHED_IDLE
+            and os.sched_getscheduler(main_pid) in _USUAL
+            and os.getpriority(os.PRIO_PROCESS, main_pid) <= 0
+            and not weighed_by_session(main_pid, side_pid)
+            and cpu_group(side_pid) == cpu_group(main_pid)
+        )
     return False

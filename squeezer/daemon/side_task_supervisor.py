@@ -101,6 +101,11 @@ class SideTaskSupervisor:
         """The process that runs now."""
         return self._spawner.side
 
+    @property
+    def ready_process(self) -> SideProcess | None:
+        """The process that runs now, once it asks its gate."""
+        return self.process if self._is_ready else None
+
     def start(self) -> None:
         """Start a process, unless the device cannot be shared with this main job, or not yet."""
         if not self._may_start():

@@ -106,13 +106,17 @@ class Device(Protocol):
         """The main job's process is gone, maybe in the middle of a bubble: shut the gate in its place."""
 
 
-def weighed_by_session(pid: int) -> bool:
-    """Whether the kernel shares a core between this process and `pid` by their sessions (autogroup).
+def weighed_by_session(pid: int, other_pid: int | None = None) -> bool:
+    """Whether the kernel shares a core between `pid` and another process by their sessions (autogroup).
 
     Then classes and niceness count within each session only: one of the idle class has half of a core that the main job
     needs. A session has a niceness of its own, which must not be that of the user's terminal.
+
+    Args:
+        pid: of one process.
+        other_pid: of the other one; None: this one.
     """
-    return _autogroup(pid) != _autogroup(os.getpid())
+    return _autogroup(pid) != _autogroup(os.getpid() if other_pid is None else other_pid)
 
 
 def place_of(pid: int) -> tuple[set[int], str] | None:

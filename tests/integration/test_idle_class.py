@@ -1,5 +1,6 @@
 """A side task whose units run on at a bubble's end, because the kernel's idle class keeps it off a wanted core."""
 
+import os
 import signal
 
 import pytest
@@ -7,7 +8,10 @@ import pytest
 from ds_hooks.shared.page.layout import Field, Preemption
 from tests.support.sandbox import Sandbox, wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) > 0, reason="beside a job of low priority it is stopped"),
+]
 
 
 def test_it_works_in_squeezed_steps_and_stands_still_in_those_left_alone(sandbox: Sandbox) -> None:
@@ -36,5 +40,15 @@ def test_with_another_class_it_is_stopped(sandbox: Sandbox) -> None:
     job = sandbox.job()
     wait_for(lambda: sandbox.side("ready"), "the side task")
     assert sandbox.word(Field.PREEMPTIVE) == Preemption.STOP
+    assert job.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0
+
+
+def test_beside_a_job_that_lowers_its_own_priority_it_is_stopped(sandbox: Sandbox) -> None:
+    daemon = sandbox.daemon(sandbox.config("endless.py", preemptive="idle"))
+    job = sandbox.job()
+    wait_for(lambda: sandbox.word(Field.PREEMPTIVE) == Preemption.IDLE_CLASS, "a side task that is ready")
+    job.change(run="import os; os.nice(1)")
+    wait_for(lambda: sandbox.word(Field.PREEMPTIVE) == Preemption.STOP, "its look at the job", patience_s=20)
     assert job.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0

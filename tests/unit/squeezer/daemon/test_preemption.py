@@ -2,60 +2,109 @@
 
 import os
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ds_hooks.shared.page.layout import Preemption
+from ds_hooks.shared.page.layout import PAGE_BYTES, Field, Preemption
 from squeezer.config import Config, SideTable, SqueezeTable
 from squeezer.daemon import preemption
-from squeezer.daemon.preemption import preemption_of
+from squeezer.daemon.preemption import preemption_of, uses_idle_time
 from squeezer.device import SideProcess
 from trials.gate.process import run_when_idle
 
-SIDE = SideProcess(pid=os.getpid(), pidfd=-1)
+of_usual_priority = pytest.mark.skipif(
+    os.getpriority(os.PRIO_PROCESS, 0) > 0, reason="beside a job of low priority, as this process, it is stopped"
+)
 
 
-def config(preemptive: Any, priority: Any = "idle") -> Config:
-    side = SideTable.model_construct(study=Path("study.py"), priority=priority)
+def config(preemptive: Any) -> Config:
+    side = SideTable.model_construct(study=Path("study.py"), priority="idle")
     return Config.model_construct(squeeze=SqueezeTable(preemptive=preemptive), side=side)
 
 
-def device(*, own_session: bool = False) -> Any:
-    return SimpleNamespace(own_session=own_session)
+@contextmanager
+def process(preexec_fn: Callable[[], object] | None = None, **options: Any) -> Iterator[SideProcess]:
+    with subprocess.Popen(["sleep", "600"], preexec_fn=preexec_fn, **options) as started:
+        try:
+            yield SideProcess(pid=started.pid, pidfd=-1)
+        finally:
+            started.kill()
 
 
-def test_it_is_where_it_is_asked_for_and_holds() -> None:
-    assert preemption_of(config("idle"), device(), os.getppid(), SIDE) == Preemption.IDLE_CLASS
-    assert preemption_of(config(True), device(), os.getppid(), SIDE) == Preemption.STOP
-    assert preemption_of(config(False), device(), os.getppid(), SIDE) == Preemption.NONE
+def as_batch() -> None:
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+@pytest.fixture
+def side() -> Iterator[SideProcess]:
+    with process(run_when_idle) as found:
+        yield found
+
+
+@of_usual_priority
+def test_it_is_where_it_is_asked_for_and_holds(side: SideProcess) -> None:
+    assert preemption_of(config("idle"), os.getpid(), side) == Preemption.IDLE_CLASS
+    assert preemption_of(config(True), os.getpid(), side) == Preemption.STOP
+    assert preemption_of(config(False), os.getpid(), side) == Preemption.NONE
+    assert preemption_of(config("idle"), 0, side) == Preemption.STOP, "there is no job"
+    assert preemption_of(config("idle"), os.getpid(), None) == Preemption.STOP, "no side task asks the gate"
+
+
+@of_usual_priority
+@pytest.mark.parametrize("of_side", [None, as_batch, partial(os.nice, 19)])
+def test_one_that_is_not_of_the_idle_class_is_stopped(of_side: Callable[[], object] | None) -> None:
+    """Because of `[side] priority`, before it gives way, or because its study has left the class."""
+    with process(of_side) as other:
+        assert preemption_of(config("idle"), os.getpid(), other) == Preemption.STOP
+
+
+@of_usual_priority
 @pytest.mark.parametrize(
-    ("of", "where", "main_pid", "side"),
+    ("of_main", "expected"),
     [
-        (config("idle", "nice"), device(), os.getppid(), SIDE),
-        (config("idle"), device(own_session=True), os.getppid(), SIDE),
-        (config("idle"), device(), 0, SIDE),
-        (config("idle"), device(), os.getppid(), None),
-        (config("idle").model_copy(update={"side": None}), device(), os.getppid(), SIDE),
+        (run_when_idle, Preemption.STOP),
+        (partial(os.nice, 1), Preemption.STOP),
+        (partial(os.nice, 19), Preemption.STOP),
+        (as_batch, Preemption.IDLE_CLASS),
     ],
 )
-def test_else_it_is_stopped(of: Config, where: Any, main_pid: int, side: SideProcess | None) -> None:
-    assert preemption_of(of, where, main_pid, side) == Preemption.STOP
+def test_beside_a_job_of_low_priority_it_is_stopped(
+    side: SideProcess, of_main: Callable[[], object], expected: int
+) -> None:
+    with process(of_main) as main:
+        assert preemption_of(config("idle"), main.pid, side) == expected
+    assert preemption_of(config("idle"), main.pid, side) == Preemption.STOP, "it has ended"
 
 
-def test_in_another_control_group_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    main_pid, other = os.getppid(), SideProcess(pid=os.getpid() + 1, pidfd=-1)
-    monkeypatch.setattr(preemption, "cpu_group", {main_pid: "/a", SIDE.pid: "/a", other.pid: "/b"}.get)
-    assert preemption_of(config("idle"), device(), main_pid, other) == Preemption.STOP
-    assert preemption_of(config("idle"), device(), main_pid, SIDE) == Preemption.IDLE_CLASS
+@of_usual_priority
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="the kernel knows no weights of sessions")
+def test_in_another_session_it_is_stopped(side: SideProcess) -> None:
+    with process(start_new_session=True) as main:
+        assert preemption_of(config("idle"), main.pid, side) == Preemption.STOP
 
 
-def test_beside_a_job_of_the_idle_class_or_one_that_has_ended_it_is_stopped() -> None:
-    with subprocess.Popen(["sleep", "60"], preexec_fn=run_when_idle) as main:
-        assert preemption_of(config("idle"), device(), main.pid, SIDE) == Preemption.STOP
-        main.kill()
-    assert preemption_of(config("idle"), device(), main.pid, SIDE) == Preemption.STOP
+@of_usual_priority
+def test_in_another_control_group_it_is_stopped(side: SideProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {os.getpid(): "/a", side.pid: "/a"}
+    monkeypatch.setattr(preemption, "cpu_group", groups.get)
+    assert preemption_of(config("idle"), os.getpid(), side) == Preemption.IDLE_CLASS
+    groups[side.pid] = "/b"
+    assert preemption_of(config("idle"), os.getpid(), side) == Preemption.STOP
+
+
+def test_what_it_uses_after_a_bubble_is_idle_time_unless_the_bubbles_end_stops_it() -> None:
+    words = memoryview(bytearray(PAGE_BYTES)).cast("q")
+    for preemption_word in (Preemption.NONE, Preemption.STOP):
+        words[Field.PREEMPTIVE] = preemption_word
+        assert not uses_idle_time(words)
+    words[Field.PREEMPTIVE] = Preemption.IDLE_CLASS
+    assert uses_idle_time(words)
+    for others in (Field.SIDE_CHILDREN, Field.STRAYS):
+        words[others] = 1
+        assert not uses_idle_time(words), "its own processes count"
+        words[others] = 0

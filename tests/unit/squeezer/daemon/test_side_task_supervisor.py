@@ -63,6 +63,7 @@ def test_one_that_still_starts_is_ended_at_once(is_ready: bool, beside_main: boo
     if is_ready:
         spawned.says(statuses.Ready(trials=4, busy_ms=1.0, rows=2, gain=0.0))
         watched[spawned.status_fd]()
+    assert made.ready_process == (spawned.side if is_ready else None)
     made.end(beside_main=beside_main)
     recorder.close()
     assert spawned.ended == [(END_TIMEOUT_S if is_ready else 0.0, beside_main)]
