@@ -35,12 +35,13 @@ class BubbleAccounts:
         starting_ns: while it starts.
         alone_ns: in steps that are left alone, to learn and to compare.
         guard_ns: in steps in which the guard has the gate shut.
-        unopened_ns: in slots that were not opened: too short, or of a kind that is not to be.
+        unopened_ns: in slots that were not opened: too short, or of a kind that is not to be. Without what the side
+            task used of it, if it runs on in idle time.
         unmeasured_ns: opened, on a device of which the main job's host does not see what the side task uses.
         search_ns: opened and not used, while no trial was there to train.
         unused_ns: opened and not used otherwise: resuming, and tails into which no unit fits.
         main_ns: opened, and used by the main job itself, such as for copying what it has received.
-        side_ns: opened, and used by the side task.
+        side_ns: used by the side task.
         overrun_ns: used after opened bubbles.
         work: trial-samples trained.
         lost_work: of that, lost with a process that died or was ended.
@@ -108,14 +109,15 @@ class BubbleCounter:
             return
         overrun_ns = bubble.overrun_ns or 0
         sums.overrun_ns += overrun_ns
+        used_ns = min(side_ns or 0, length_ns)
+        if side_ns is not None:
+            sums.side_ns += used_ns
+            self._unreported_ns += used_ns + overrun_ns
         if bubble.permit_until_ns is None:
-            sums.unopened_ns += length_ns
+            sums.unopened_ns += length_ns - used_ns
         elif side_ns is None:
             sums.unmeasured_ns += length_ns
         else:
-            used_ns = min(side_ns, length_ns)
-            sums.side_ns += used_ns
-            self._unreported_ns += used_ns + overrun_ns
             main_ns = min(bubble.main_ns or 0, length_ns - used_ns)
             sums.main_ns += main_ns
             left_ns = length_ns - used_ns - main_ns

@@ -86,6 +86,16 @@ def test_idle_time_is_the_search_s_while_no_trial_trains() -> None:
     assert (found["search_ns"], found["unused_ns"], found["side_ns"]) == (30 + 9, 10, 80)
 
 
+def test_what_runs_on_uses_bubbles_that_stay_shut() -> None:
+    counter = BubbleCounter()
+    counter.progress(TRAINS)
+    counter.bubble(bubble(50_000_000, 20_000_000, permit=False, overrun_ns=7_000_000), None, 20_000_000)
+    counter.side_ended()
+    found = counter.take()
+    assert (found["unopened_ns"], found["side_ns"], found["overrun_ns"]) == (30_000_000, 20_000_000, 7_000_000)
+    assert found["lost_ms"] == 27.0, "of which no process has reported"
+
+
 def test_what_the_main_job_itself_uses_is_nobodys_loss() -> None:
     counter = BubbleCounter()
     counter.bubble(bubble(50, side_ns=20, main_ns=5), None, 0)
