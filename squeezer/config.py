@@ -69,11 +69,11 @@ it, unless it is the only one"""
     margin_ms: _NotNegative = 0.3
     """without `preemptive`: a permit ends this long before the bubble's forecast end; less if ends are known better, \
 more after overruns"""
-    preemptive: Literal[True, False, "idle"] = Field(default=True, description='true, false or "idle"')
+    preemptive: bool | Literal["idle"] = Field(default=True, description='true, false or "idle"')
     """true: a permit lasts to the bubble's true end, where the side task is stopped (SIGSTOP); "idle": there it runs \
-on in idle time, to its unit's end or in waits too short to open, but not in steps left alone: it is then the kernel's \
-idle class that keeps it off a core that is wanted; false: a permit ends before the forecast end, and a unit that has \
-started runs on. On a GPU always false: it cannot stop a unit"""
+on in idle time, to its unit's end or in waits too short to open, but not in evaluations and steps left alone; only \
+the kernel's idle class keeps it off a core that is wanted; false: a permit ends before the forecast end, and a unit \
+that has started runs on. On a GPU always false: it cannot stop a unit"""
     min_bubble_ms: _Positive = 2.0
     """slots with a shorter mean bubble stay shut, and so do bubbles known to be shorter: they are mostly the transfer \
 itself, which a side task slows down"""
@@ -234,7 +234,7 @@ trials are fused. With MPS and NVML the driver refuses the side task more"""
     """MiB of the GPU that stay free for the main job, or 5% of the most that it has reserved, if that is more. If \
 less is free, the side task moves its state to the host's memory; if less than a quarter of it for three seconds, the \
 daemon ends the side task (this needs NVML, the driver's library)"""
-    mps: Literal["auto", True, False] = Field(default="auto", description='"auto", true or false')
+    mps: bool | Literal["auto"] = Field(default="auto", description='"auto", true or false')
     """whether the side task shares the GPU through the main job's MPS server, with a priority below normal. auto: if \
 the job is surely a client of a server of yours; true: it must be one, and where process ids cannot be compared, as in \
 containers, it is taken to be; false: never. Bubbles are only observed where `squeezer doctor --measure` has not found \
@@ -338,7 +338,8 @@ def load_config(path: Path | str) -> Config:
     try:
         return Config.model_validate(content, context={_FOLDER_OF_FILE: path.resolve().parent})
     except ValidationError as error:
-        mistakes = [_explain(m) for m in error.errors(include_url=False) if m["type"] != _NOT_A_MISTAKE_OF_ITS_OWN]
+        found = [m for m in error.errors(include_url=False) if m["type"] != _NOT_A_MISTAKE_OF_ITS_OWN]
+        mistakes = dict.fromkeys(map(_explain, found))  # a value of two types that is of neither is named twice
         raise ConfigError(hide_passwords("\n".join(f"{path}: {mistake}" for mistake in mistakes))) from None
 
 
