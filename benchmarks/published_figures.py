@@ -15,6 +15,7 @@ from benchmarks.shared.fusion_baselines import FUSED, FUSED_ADAMW, PROCESSES, VM
 from benchmarks.shared.intervals import ratio_with_ci95
 from benchmarks.shared.paths import RESULTS
 from benchmarks.utilization import figures as utilization
+from benchmarks.windows.modes import IDLE, NICENESS_19, PREEMPTIVE, SCHED_IDLE
 from squeezer.reports.student_t import t_quantile_975
 
 HOOKED = {"real_two_ranks": "real job", "ghost_4_0_4": "first of 4 stages", "ghost_4_1_4": "second of 4 stages"}
@@ -43,6 +44,13 @@ REAL_JOB_PARTS = {
     "the caches: a placebo that runs through a buffer ÷ the one that only spins": "caches",
 }
 """The same with placebos, on another machine."""
+BASELINES = {
+    "ours": PREEMPTIVE,
+    'ours, `preemptive = "idle"`': IDLE,
+    "the kernel's idle class, without a gate": SCHED_IDLE,
+    "naive, at niceness 19": NICENESS_19,
+}
+"""Row of the table of a job beside baselines -> the mode."""
 
 
 def main() -> None:
@@ -50,7 +58,9 @@ def main() -> None:
     real, parts = real_jobs_table(raw_runs("real_jobs")), real_job_parts(raw_runs("real_jobs_placebos"))
     ghosts = utilization.summary(raw_runs(bubble_utilization.NAME))
     ghost_tables = utilization.short_table(ghosts), utilization.table(ghosts)
-    tables = real, parts, short_table(), *ghost_tables, other_table(), twins_table()
+    intel = raw_runs("real_jobs_intel")
+    both = real_job_parts(intel), real_job_baselines(intel)
+    tables = real, parts, *both, short_table(), *ghost_tables, other_table(), twins_table()
     print(*tables, fusion_table(raw_runs("fusion")), sep="\n\n")
 
 
@@ -74,6 +84,19 @@ def real_jobs_table(runs: Sequence[Mapping[str, Any]]) -> str:
 def real_job_parts(runs: Sequence[Mapping[str, Any]]) -> str:
     """What the slowdown of two real jobs consists of, in Markdown."""
     return "\n".join(_real_job_lines(real_jobs.summary(runs), REAL_JOB_PARTS))
+
+
+def real_job_baselines(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What a real job pays beside ours and beside baselines, and how much they do, in Markdown."""
+    figures = real_jobs.summary(runs)
+    lines = ["| a Transformer (95% interval) | slowdown | harvest |", "|---|---|---|"]
+    for title, mode in BASELINES.items():
+        slowdown, harvest = (f"pretrain_baselines_{what}_{mode}" for what in ("slowdown", "harvest"))
+        low, high = (_percent(bound, 1) for bound in figures[f"{slowdown}_ci95"])
+        least, most = (f"{100 * bound:.0f}" for bound in figures[f"{harvest}_ci95"])
+        done = f"{100 * figures[harvest]:.0f}% ({least} to {most})"
+        lines.append(f"| {title} | {_percent(figures[slowdown], 1)} ({low} to {high}) | {done} |")
+    return "\n".join(lines)
 
 
 def _real_job_lines(figures: Mapping[str, Any], rows: Mapping[str, str]) -> list[str]:

@@ -14,6 +14,7 @@ from benchmarks.published_figures import (
     other_table,
     over_own_single,
     raw_runs,
+    real_job_baselines,
     real_job_parts,
     real_jobs_table,
     short_table,
@@ -28,7 +29,15 @@ def test_the_documents_have_the_tables_of_these_runs() -> None:
     ghosts = utilization.summary(raw_runs(bubble_utilization.NAME))
     tables = {
         "README.md": [real, utilization.short_table(ghosts), short_table()],
-        "docs/benchmarks.md": [real, placebos, utilization.table(ghosts), other_table(), twins_table()],
+        "docs/benchmarks.md": [
+            real,
+            placebos,
+            real_job_parts(raw_runs("real_jobs_intel")),
+            real_job_baselines(raw_runs("real_jobs_intel")),
+            utilization.table(ghosts),
+            other_table(),
+            twins_table(),
+        ],
         "docs/fusing.md": [fusion_table(raw_runs("fusion"))],
     }
     for document, of_it in tables.items():
@@ -43,6 +52,8 @@ def test_the_command_prints_the_tables(capsys: pytest.CaptureFixture[str]) -> No
     parts = [
         real_jobs_table(raw_runs("real_jobs")),
         real_job_parts(raw_runs("real_jobs_placebos")),
+        real_job_parts(raw_runs("real_jobs_intel")),
+        real_job_baselines(raw_runs("real_jobs_intel")),
         short_table(),
         utilization.short_table(ghosts),
         utilization.table(ghosts),
