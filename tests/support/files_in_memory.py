@@ -5,7 +5,8 @@ whoever runs a few tests finds their folders where pytest leaves them.
 """
 
 import os
-import tempfile
+import shutil
+import time
 from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
@@ -22,9 +23,13 @@ def tmp_path_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytes
         yield tmp_path_factory
         return
     made = copy(tmp_path_factory)
-    with tempfile.TemporaryDirectory(prefix="tests-", dir=MEMORY) as folder:
-        made._basetemp = Path(folder)
+    folder = MEMORY / f"tests-{os.getpid()}-{time.time_ns()}"  # random letters might be those that a test looks for
+    folder.mkdir(mode=0o700)
+    made._basetemp = folder
+    try:
         yield made
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _free_bytes(folder: Path) -> int:
