@@ -37,9 +37,9 @@ def directory() -> Iterator[Path]:
         yield made
 
 
-def squeezed(tmp_path: Path, directory: Path, *killers: KillInBubble) -> Ended:
+def squeezed(tmp_path: Path, directory: Path, text: str, *killers: KillInBubble) -> Ended:
     config, losses = tmp_path / "squeezer.toml", tmp_path / "losses"
-    config.write_text(SQUEEZE_ALL)
+    config.write_text(text)
     for killer in killers:
         killer.start()
     script = PATIENT, *pretrain(losses, STEPS, NARROW)
@@ -105,12 +105,15 @@ def test_with_side_tasks(alone: list[str], squeezed_run: SqueezedRun) -> None:
         assert units_path(squeezed_run.record, rank).stat().st_size > 0, f"side tasks ran\n{squeezed_run.ended.output}"
 
 
+@pytest.mark.parametrize("preemptive", ["true", '"idle"'])
 def test_with_the_side_task_and_then_the_daemon_killed_in_a_bubble(
-    alone: list[str], tmp_path: Path, directory: Path
+    alone: list[str], tmp_path: Path, directory: Path, preemptive: str
 ) -> None:
+    text = SQUEEZE_ALL.replace("[squeeze]", f"[squeeze]\npreemptive = {preemptive}")
+    assert text != SQUEEZE_ALL
     # the second rank's daemon, so that the restart of the first one's side task is there to be read
     killers = KillInBubble(directory, Role.SIDE, step=10), KillInBubble(directory, Role.DAEMON, step=20, device=1)
-    ended = squeezed(tmp_path, directory, *killers)
+    ended = squeezed(tmp_path, directory, text, *killers)
     assert ended.losses == alone
     first, second = (list(read_events(events_path(tmp_path / "run", rank))) for rank in (0, 1))
     exits = [(event["status"], event["restarted"]) for event in first if event.get("event") == "exited"]
