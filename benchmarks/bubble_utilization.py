@@ -8,8 +8,9 @@ which is squeezed in several ways:
 - `…_arms`: one run in rounds of short blocks, in random order: *alone*, where the core sleeps through bubbles; *awake*,
   where a process of the idle class spins and touches no memory; *placebos*, in which our side task goes through its
   gate, but its units only spin, or (`long` only) only run through a buffer as large as the core's own cache; *ours*,
-  preemptive and cooperative; the kernel's *idle class* without our gate; *step grain*, as FreeRide gates, in the idle
-  class and woken by bubbles, with as many fused trials as ours and with fewer (`windows/baselines.py`).
+  preemptive, left to the idle class at a bubble's end, and cooperative; the kernel's *idle class* without our gate;
+  *step grain*, as FreeRide gates, in the idle class and woken by bubbles, with as many fused trials as ours and with
+  fewer (`windows/baselines.py`).
 - `…_naive`: the same beside naive co-location at niceness 19, and in a control group of the least weight. Both upset
   the forecasts, which cooperative gates and step grain need, so these are not among them.
 - `…_yield`: runs with all defaults, beside a study that is searched and pruned; their reports' yield, and what the rest

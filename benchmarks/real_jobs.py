@@ -2,7 +2,7 @@
 
     python -m benchmarks.real_jobs [--quick] [--json FILE] [--only SCENARIO]
 
-Each job runs in three ways, beside a study that is searched and pruned, and never ends (`studies/many_digits.py`):
+Each job runs in several ways, beside a study that is searched and pruned, and never ends (`studies/many_digits.py`):
 
 - *cost*: runs in rounds of five blocks of steps, in random order: *ours*; *awake*, where on each core a process of the
   idle class spins and touches no memory; *alone*, where cores sleep through bubbles; and two placebos, in which our
