@@ -31,22 +31,22 @@ FUSION_COLUMNS = {
 """Baseline -> the head of its column."""
 REAL_JOBS = {"pretrain": "a Transformer, `examples/pretrain.py`", "denoise": "convolutions, `examples/denoise.py`"}
 REAL_JOB_ROWS = {
-    "slowdown, against cores that are kept awake": "slowdown",
-    "the same, against cores that sleep, as in a report": "slowdown_from_asleep",
-    "the same, in blocks of 40 steps": "slowdown_in_long_blocks",
+    "slowdown, against cores that are kept awake": "stopped",
+    "the same, against cores that sleep, as in a report": "stopped_from_asleep",
+    "the same, in blocks of 40 steps": "stopped_in_long_blocks",
 }
 """Row of the table -> the figure in the summary of `benchmarks.real_jobs`."""
 REAL_JOB_PARTS = {
-    "ours ÷ cores that sleep": "slowdown_from_asleep",
-    "ours ÷ cores that are kept awake": "slowdown",
+    "ours ÷ cores that sleep": "stopped_from_asleep",
+    "ours ÷ cores that are kept awake": "stopped",
     "the gate: a placebo that only spins ÷ cores that are kept awake": "gate",
     "the work: ours ÷ the placebo that only spins": "work",
     "the caches: a placebo that runs through a buffer ÷ the one that only spins": "caches",
 }
 """The same with placebos, on another machine."""
 BASELINES = {
-    "ours": PREEMPTIVE,
-    'ours, `preemptive = "idle"`': IDLE,
+    "ours": IDLE,
+    'ours, `preemptive = "stop"`': PREEMPTIVE,
     "the kernel's idle class, without a gate": SCHED_IDLE,
     "naive, at niceness 19": NICENESS_19,
 }

@@ -4,15 +4,16 @@
 
 Each job runs in several ways, beside a study that is searched and pruned, and never ends (`studies/many_digits.py`):
 
-- *cost*: runs in rounds of five blocks of steps, in random order: *ours*; *awake*, where on each core a process of the
-  idle class spins and touches no memory; *alone*, where cores sleep through bubbles; and two placebos, in which our
-  side task goes through its gate, but its units only *spin*, or only run through a *buffer* as large as the core's own
-  cache. The claim is ours ÷ awake, for a core that slept is slower afterwards. Ours ÷ alone is what a report shows.
-  Spin ÷ awake is the gate's share, ours ÷ spin that of the work, and buffer ÷ spin that of a cache that others have
-  filled. If half of the claim's interval is more than 0.5%, another run follows, and a third.
-- *baselines*: one run in such rounds of *awake*, *ours*, ours with `preemptive = "idle"`, the kernel's *idle class*
-  without a gate, and naive co-location at *niceness 19*: what each costs the job, and how much of what dedicated
-  devices would do in the bubbles it does. Nothing is searched there, and no trial ends: all do the same work.
+- *cost*: runs in rounds of six blocks of steps, in random order: *ours*; *stopped*, ours with `preemptive = "stop"`;
+  *awake*, where on each core a process of the idle class spins and touches no memory; *alone*, where cores sleep
+  through bubbles; and two placebos, in which our side task is stopped by its gate likewise, but its units only *spin*,
+  or only run through a *buffer* as large as the core's own cache. The claim is ours ÷ awake, for a core that slept is
+  slower afterwards. Ours ÷ alone is what a report shows. Spin ÷ awake is the gate's share, stopped ÷ spin that of the
+  work, and buffer ÷ spin that of a cache that others have filled. If half of the claim's interval is more than 0.5%,
+  another run follows, and a third.
+- *baselines*: one run in such rounds of *awake*, *ours*, *stopped*, the kernel's *idle class* without a gate, and naive
+  co-location at *niceness 19*: what each costs the job, and how much of what dedicated devices would do in the bubbles
+  it does. Nothing is searched there, and no trial ends: all do the same work.
 - *long*: one run in rounds of two long blocks, *ours* and *alone*. A step left alone among squeezed ones finds cores
   still awake, and the next squeezed ones find cores that slept. Long blocks show what a job that is never squeezed
   would gain.
@@ -76,16 +77,16 @@ BLOCK_STEPS, WASH_OUT_STEPS = 5, 1
 WINDOWS = Windows(
     observe=6,
     warm_up=120,  # until the side task trains
-    cycle=tuple((mode, BLOCK_STEPS) for mode in (ALONE, AWAKE, PLACEBO, CACHE_PLACEBO, PREEMPTIVE)),
+    cycle=tuple((mode, BLOCK_STEPS) for mode in (ALONE, AWAKE, PLACEBO, CACHE_PLACEBO, PREEMPTIVE, IDLE)),
     shuffled=True,
 )
 ROUNDS, QUICK_ROUNDS = 120, 6
 COST_RUNS, CLOSE_ENOUGH = 3, 0.005
 """Of so many rounds: at most this many runs, until half of the slowdown's interval is at most this."""
 LONG_BLOCK_STEPS, LONG_WASH_OUT_STEPS = 40, 10
-LONG_WINDOWS = replace(WINDOWS, cycle=((ALONE, LONG_BLOCK_STEPS), (PREEMPTIVE, LONG_BLOCK_STEPS)))
+LONG_WINDOWS = replace(WINDOWS, cycle=((ALONE, LONG_BLOCK_STEPS), (IDLE, LONG_BLOCK_STEPS)))
 LONG_ROUNDS, QUICK_LONG_ROUNDS = 40, 2
-BASELINE_MODES = (PREEMPTIVE, IDLE, SCHED_IDLE, NICENESS_19)
+BASELINE_MODES = (IDLE, PREEMPTIVE, SCHED_IDLE, NICENESS_19)
 BASELINE_WINDOWS = replace(WINDOWS, cycle=((DEDICATED, 2), *((mode, BLOCK_STEPS) for mode in (AWAKE, *BASELINE_MODES))))
 BASELINE_ROUNDS, QUICK_BASELINE_ROUNDS = 100, 4
 YIELD_RUNS, QUICK_YIELD_RUNS = 3, 1
@@ -158,14 +159,17 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 WATERFALLS = {"yield": "waterfall", "steady": "steady_waterfall", "lasting": "lasting_waterfall"}
 COMPARED = {
     "cost": {
-        "slowdown": (PREEMPTIVE, AWAKE),
-        "slowdown_from_asleep": (PREEMPTIVE, ALONE),
+        "slowdown": (IDLE, AWAKE),
+        "slowdown_from_asleep": (IDLE, ALONE),
+        "stopped": (PREEMPTIVE, AWAKE),
+        "stopped_from_asleep": (PREEMPTIVE, ALONE),
+        "ours_over_stopped": (IDLE, PREEMPTIVE),
         "awake_from_asleep": (AWAKE, ALONE),
         "gate": (PLACEBO, AWAKE),
         "caches": (CACHE_PLACEBO, PLACEBO),
         "work": (PREEMPTIVE, PLACEBO),
     },
-    "long": {"slowdown_in_long_blocks": (PREEMPTIVE, ALONE)},
+    "long": {"slowdown_in_long_blocks": (IDLE, ALONE), "stopped_in_long_blocks": (PREEMPTIVE, ALONE)},
 }
 """Kind of run -> name -> the mode that is judged, and the one that it is compared with."""
 FIRST_STEPS = {"first_step": PREEMPTIVE, "first_step_alone": ALONE}

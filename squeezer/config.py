@@ -67,13 +67,13 @@ it, unless it is the only one"""
     observe_steps: _Count = 6
     """first steps of a job, which teach the forecast and are not squeezed"""
     margin_ms: _NotNegative = 0.3
-    """without `preemptive`: a permit ends this long before the bubble's forecast end; less if ends are known better, \
-more after overruns"""
-    preemptive: bool | Literal["idle"] = Field(default=True, description='true, false or "idle"')
-    """true: a permit lasts to the bubble's true end, where the side task is stopped (SIGSTOP); "idle": there it runs \
-on in idle time, to its unit's end or in waits too short to open, but not in evaluations and steps left alone; only \
-the kernel's idle class keeps it off a core that is wanted; false: a permit ends before the forecast end, and a unit \
-that has started runs on. On a GPU always false: it cannot stop a unit"""
+    """if `preemptive` is false: a permit ends this long before the bubble's forecast end; less if ends are known \
+better, more after overruns"""
+    preemptive: Literal["idle", "stop", False] = Field(default="idle", description='"idle", "stop" or false')
+    """"stop": a permit lasts to the bubble's true end, where the side task is stopped (SIGSTOP); "idle": it then runs \
+on in idle time, to its unit's end or in waits too short to open, but not in evaluations and steps left alone; the \
+kernel's idle class keeps it off a core that is wanted, and where that may not hold, it is stopped; false: a permit \
+ends before the forecast end, and a unit that has started runs on. On a GPU always false: it cannot stop a unit"""
     min_bubble_ms: _Positive = 2.0
     """slots with a shorter mean bubble stay shut, and so do bubbles known to be shorter: they are mostly the transfer \
 itself, which a side task slows down"""

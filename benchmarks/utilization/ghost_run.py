@@ -15,7 +15,7 @@ from squeezer.records.reader import load_run
 
 WINDOWED_CONFIG = """
 [squeeze]
-preemptive = true  # the windows decide (benchmarks/windows/daemon.py)
+preemptive = "stop"  # the windows decide (benchmarks/windows/daemon.py)
 [side]
 study = "{study}"
 [run]

@@ -15,7 +15,8 @@ ENVIRONMENT = "BENCHMARK_WINDOWS"
 ALONE = "alone"
 PREEMPTIVE, IDLE, COOPERATIVE = "preemptive", "idle", "cooperative"
 GATED = (PREEMPTIVE, IDLE, COOPERATIVE)
-"""Modes in which the daemon's side task runs; in the others it sleeps. `IDLE` is `preemptive = "idle"`."""
+"""Modes in which the daemon's side task runs; in the others it sleeps. `PREEMPTIVE` is `preemptive = "stop"`, `IDLE`
+"idle", the default."""
 PLACEBO, CACHE_PLACEBO = "placebo", "cache_placebo"
 PLACEBOS = (PLACEBO, CACHE_PLACEBO)
 """Modes in which the side task runs as in the preemptive one, but computes nothing: see `studies/placebo_digits.py`."""

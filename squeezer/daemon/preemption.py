@@ -14,8 +14,9 @@ _USUAL = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_FIFO, os.SCHED_RR)
 def preemption_of(config: Config, main_pid: int, side: SideProcess | None) -> int:
     """A `Preemption`, for a side task and the rank `main_pid` as they run now.
 
-    It is left to the kernel's idle class only where that holds against the rank: in its session and control group, and
-    if the rank itself is of neither that class nor a low priority.
+    It is left to the kernel's idle class only where that holds against the rank: in its session and control group, on
+    its one core, and if the rank itself is of neither that class nor a low priority. Where a rank has several cores, it
+    would compute on one that the rank does not use, beside the others.
 
     Args:
         config: the squeezer file.
@@ -23,9 +24,9 @@ def preemption_of(config: Config, main_pid: int, side: SideProcess | None) -> in
         side: a side task that asks its gate; None: there is none.
     """
     preemptive = config.squeeze.preemptive
-    if preemptive != "idle":
-        return Preemption.STOP if preemptive else Preemption.NONE
-    is_left = main_pid and side is not None and _is_below(side.pid, main_pid)
+    if not preemptive:
+        return Preemption.NONE
+    is_left = preemptive == "idle" and main_pid and side is not None and _is_below(side.pid, main_pid)
     return Preemption.IDLE_CLASS if is_left else Preemption.STOP
 
 
@@ -45,6 +46,8 @@ def _is_below(side_pid: int, main_pid: int) -> bool:
             os.sched_getscheduler(side_pid) == os.SCHED_IDLE
             and os.sched_getscheduler(main_pid) in _USUAL
             and os.getpriority(os.PRIO_PROCESS, main_pid) <= 0
+            and len(os.sched_getaffinity(main_pid)) == 1
+            and os.sched_getaffinity(side_pid) == os.sched_getaffinity(main_pid)
             and not weighed_by_session(main_pid, side_pid)
             and cpu_group(side_pid) == cpu_group(main_pid)
         )

@@ -14,12 +14,14 @@ pytestmark = [
     pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) > 0, reason="beside a job of low priority it is stopped"),
 ]
 
+CORE = str(min(os.sched_getaffinity(0)))
+
 
 def test_it_works_in_squeezed_steps_and_stands_still_in_those_left_alone(sandbox: Sandbox) -> None:
     config = sandbox.config("endless.py", preemptive="idle", guard=True)
     config.write_text(config.read_text().replace("alone_share = 0.0", "alone_share = 0.5"))
     daemon = sandbox.daemon(config)
-    job = sandbox.job()
+    job = sandbox.job("--core", CORE)
     wait_for(lambda: sandbox.side("ready"), "the side task")
     assert sandbox.word(Field.PREEMPTIVE) == Preemption.IDLE_CLASS
     sandbox.works()
@@ -40,18 +42,21 @@ def test_it_works_in_squeezed_steps_and_stands_still_in_those_left_alone(sandbox
 
 def test_with_another_class_it_is_stopped(sandbox: Sandbox) -> None:
     daemon = sandbox.daemon(sandbox.config("tiny.py", preemptive="idle", priority="nice"))
-    job = sandbox.job()
+    job = sandbox.job("--core", CORE)
     wait_for(lambda: sandbox.side("ready"), "the side task")
     assert sandbox.word(Field.PREEMPTIVE) == Preemption.STOP
     assert job.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0
 
 
-def test_beside_a_job_that_lowers_its_own_priority_it_is_stopped(sandbox: Sandbox) -> None:
+@pytest.mark.parametrize("change", ["os.nice(1)", "os.sched_setaffinity(0, range(os.cpu_count()))"])
+def test_beside_a_job_that_lowers_its_priority_or_takes_more_cores_it_is_stopped(sandbox: Sandbox, change: str) -> None:
+    if (os.cpu_count() or 1) == 1 and "affinity" in change:
+        pytest.skip("there is one core")
     daemon = sandbox.daemon(sandbox.config("endless.py", preemptive="idle"))
-    job = sandbox.job()
+    job = sandbox.job("--core", CORE)
     wait_for(lambda: sandbox.word(Field.PREEMPTIVE) == Preemption.IDLE_CLASS, "a side task that is ready")
-    job.change(run="import os; os.nice(1)")
+    job.change(run=f"import os; {change}")
     wait_for(lambda: sandbox.word(Field.PREEMPTIVE) == Preemption.STOP, "its look at the job", patience_s=20)
     assert job.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0

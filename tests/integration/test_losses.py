@@ -105,7 +105,7 @@ def test_with_side_tasks(alone: list[str], squeezed_run: SqueezedRun) -> None:
         assert units_path(squeezed_run.record, rank).stat().st_size > 0, f"side tasks ran\n{squeezed_run.ended.output}"
 
 
-@pytest.mark.parametrize("preemptive", ["true", '"idle"'])
+@pytest.mark.parametrize("preemptive", ['"stop"', '"idle"'])
 def test_with_the_side_task_and_then_the_daemon_killed_in_a_bubble(
     alone: list[str], tmp_path: Path, directory: Path, preemptive: str
 ) -> None:

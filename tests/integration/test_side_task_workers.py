@@ -27,7 +27,7 @@ class Loading:
         sandbox: Sandbox,
         *,
         standing: bool = False,
-        preemptive: bool = True,
+        preemptive: bool | str = "stop",
         context: str = "fork",
         leaves: bool = False,
         moves_to: Path | None = None,
@@ -89,9 +89,9 @@ def stall(loading: Loading) -> None:
     wait_for(lambda: 0.2 < shut_s(loading.sandbox) < 0.5, "a long time outside bubbles")
 
 
-@pytest.mark.parametrize("preemptive", [True, False])
+@pytest.mark.parametrize("preemptive", ["stop", False])
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_stand_still_while_the_gate_is_shut(sandbox: Sandbox, context: str, preemptive: bool) -> None:
+def test_workers_stand_still_while_the_gate_is_shut(sandbox: Sandbox, context: str, preemptive: bool | str) -> None:
     loading = Loading(sandbox, preemptive=preemptive, context=context)
     workers = loading.workers()
     before = sum(map(cpu_ticks, workers))

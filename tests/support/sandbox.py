@@ -166,7 +166,7 @@ class Sandbox:
         self,
         study: str | None = None,
         max_restarts: int = 1,
-        preemptive: bool | str = True,
+        preemptive: bool | str = "stop",
         guard: bool = False,
         studies: Path | None = None,
         queue: Path | None = None,

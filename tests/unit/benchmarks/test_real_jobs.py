@@ -28,18 +28,18 @@ from benchmarks.windows.modes import (
     Windows,
 )
 
-OURS, SLEPT, GATE, CACHES = 0.02, 0.03, 0.005, 0.01
+OURS, STOPPED, SLEPT, GATE, CACHES = 0.02, 0.026, 0.03, 0.005, 0.01
 
 
 def steps(
     rounds: int, windows: Windows = WINDOWS, affected: int = 1, *, noise: float, drift: float = 0.0, bursts: float = 0.0
 ) -> list[list[Any]]:
-    """Rows of a run in which ours costs `OURS` against an awake core, and sleeping `SLEPT`.
+    """Rows of a run in which ours costs `OURS` against an awake core, or `STOPPED`, and sleeping `SLEPT`.
 
     The first steps of a block, as many as `affected`, still feel the block before.
     """
     rng = random.Random(3)
-    longer = {ALONE: SLEPT, AWAKE: 0.0, PLACEBO: GATE, CACHE_PLACEBO: GATE + CACHES, PREEMPTIVE: OURS}
+    longer = {ALONE: SLEPT, AWAKE: 0.0, PLACEBO: GATE, CACHE_PLACEBO: GATE + CACHES, IDLE: OURS, PREEMPTIVE: STOPPED}
     rows = []
     for step in range(windows.first_step(0), windows.first_step(rounds)):
         at = windows.locate(step)
@@ -53,7 +53,8 @@ def steps(
 def test_slowdowns_are_found_in_noise_drift_and_bursts(disturbed: dict[str, Any]) -> None:
     found = summary([{"scenario": "pretrain_cost", "steps_ms": steps(300, noise=0.02, **disturbed)}])
     truths = {"slowdown": OURS, "slowdown_from_asleep": OURS - SLEPT, "awake_from_asleep": -SLEPT}
-    for name, truth in {**truths, "gate": GATE, "caches": CACHES, "work": OURS - GATE}.items():
+    truths |= {"stopped": STOPPED, "stopped_from_asleep": STOPPED - SLEPT, "ours_over_stopped": OURS - STOPPED}
+    for name, truth in {**truths, "gate": GATE, "caches": CACHES, "work": STOPPED - GATE}.items():
         low, high = found[f"pretrain_{name}_ci95"]
         within = 0.75 * (high - low)  # three standard errors
         assert abs(found[f"pretrain_{name}"] - math.expm1(truth)) < within < 0.0075

@@ -188,8 +188,8 @@ def test_it_is_json_ready_and_frozen(tmp_path: Path) -> None:
         ("[sqeeze]", "unknown key sqeeze = {} (did you mean squeeze?)"),
         ("[squeeze]\nmargin_ms = -1", "squeeze.margin_ms = -1 is not allowed; allowed: a number, 0 or more"),
         ("[squeeze]\nmargin_ms = nan", "squeeze.margin_ms = nan is not allowed; allowed: a number, 0 or more"),
-        ("[squeeze]\npreemptive = 1", 'squeeze.preemptive = 1 is not allowed; allowed: true, false or "idle"'),
-        ('[squeeze]\npreemptive = "no"', 'squeeze.preemptive = "no" is not allowed; allowed: true, false or "idle"'),
+        ("[squeeze]\npreemptive = true", 'squeeze.preemptive = true is not allowed; allowed: "idle", "stop" or false'),
+        ('[squeeze]\npreemptive = "no"', 'squeeze.preemptive = "no" is not allowed; allowed: "idle", "stop" or false'),
         ('[squeeze]\nmin_bubble_ms = "2"', 'squeeze.min_bubble_ms = "2" is not allowed; allowed: a number above 0'),
         ("[squeeze]\nmin_bubble_ms = 0", "squeeze.min_bubble_ms = 0 is not allowed; allowed: a number above 0"),
         ("[squeeze]\nalone_share = true", "squeeze.alone_share = true is not allowed; allowed: a number from 0 to 0.5"),
@@ -220,7 +220,7 @@ def test_a_mistake_names_key_value_and_what_is_allowed(tmp_path: Path, text: str
 
 
 def test_a_device_that_cannot_halt_work_is_never_preemptive(tmp_path: Path) -> None:
-    for preemptive in ("true", '"idle"'):
+    for preemptive in ('"stop"', '"idle"'):
         config = load(tmp_path, RUN + f"[squeeze]\nmargin_ms = 1\npreemptive = {preemptive}\n").without_stops()
         assert not config.squeeze.policy(config.guard).preemptive
         assert config.squeeze.preemptive is False and config.squeeze.margin_ms == 1.0

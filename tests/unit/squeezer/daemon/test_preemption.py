@@ -40,6 +40,15 @@ def as_batch() -> None:
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
+@pytest.fixture(autouse=True)
+def on_one_core() -> Iterator[int]:
+    """As the launcher binds a rank where it has one core per rank, and the daemon its side task."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    yield min(cores)
+    os.sched_setaffinity(0, cores)
+
+
 @pytest.fixture
 def side() -> Iterator[SideProcess]:
     with process(run_when_idle) as found:
@@ -49,7 +58,7 @@ def side() -> Iterator[SideProcess]:
 @of_usual_priority
 def test_it_is_where_it_is_asked_for_and_holds(side: SideProcess) -> None:
     assert preemption_of(config("idle"), os.getpid(), side) == Preemption.IDLE_CLASS
-    assert preemption_of(config(True), os.getpid(), side) == Preemption.STOP
+    assert preemption_of(config("stop"), os.getpid(), side) == Preemption.STOP
     assert preemption_of(config(False), os.getpid(), side) == Preemption.NONE
     assert preemption_of(config("idle"), 0, side) == Preemption.STOP, "there is no job"
     assert preemption_of(config("idle"), os.getpid(), None) == Preemption.STOP, "no side task asks the gate"
@@ -79,6 +88,24 @@ def test_beside_a_job_of_low_priority_it_is_stopped(
     with process(of_main) as main:
         assert preemption_of(config("idle"), main.pid, side) == expected
     assert preemption_of(config("idle"), main.pid, side) == Preemption.STOP, "it has ended"
+
+
+@of_usual_priority
+def test_on_other_cores_than_the_ranks_only_one_it_is_stopped(side: SideProcess, on_one_core: int) -> None:
+    """Where the rank has several, the side task would compute on one of them while the rank uses another."""
+    every = range(os.cpu_count() or 1)
+    with process() as main:
+        assert preemption_of(config("idle"), main.pid, side) == Preemption.IDLE_CLASS
+        os.sched_setaffinity(main.pid, every)
+        if len(os.sched_getaffinity(main.pid)) == 1:
+            pytest.skip("there is one core")
+        assert preemption_of(config("idle"), main.pid, side) == Preemption.STOP, "the rank has several"
+        os.sched_setaffinity(side.pid, every)
+        assert preemption_of(config("idle"), main.pid, side) == Preemption.STOP, "both have several"
+        os.sched_setaffinity(main.pid, {on_one_core})
+        assert preemption_of(config("idle"), main.pid, side) == Preemption.STOP, "the side task has not followed yet"
+        os.sched_setaffinity(side.pid, {on_one_core})
+        assert preemption_of(config("idle"), main.pid, side) == Preemption.IDLE_CLASS
 
 
 @of_usual_priority
