@@ -60,3 +60,14 @@ def test_beside_a_job_that_lowers_its_priority_or_takes_more_cores_it_is_stopped
     wait_for(lambda: sandbox.word(Field.PREEMPTIVE) == Preemption.STOP, "its look at the job", patience_s=20)
     assert job.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0
+
+
+def test_a_privileged_study_cannot_leave_its_class(sandbox: Sandbox) -> None:
+    daemon = sandbox.daemon(sandbox.config("rises.py", preemptive="idle"))
+    job = sandbox.job("--core", CORE)
+    wait_for(lambda: sandbox.side("ready"), "the side task")
+    sandbox.works()
+    side = sandbox.side("started")[0]["pid"]
+    assert {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{side}/task")} == {os.SCHED_IDLE}
+    assert job.finish() == 0
+    assert daemon.kill(signal.SIGTERM) == 0

@@ -1,6 +1,8 @@
 """How a process of ours that may not be idle leaves the core to the main job."""
 
+import ctypes
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -8,6 +10,9 @@ MOST_NICE = 19
 """The least share of a core that others want."""
 HOLDER_NICE = 10
 """A busy main job still keeps nine tenths of its core."""
+_PR_CAPBSET_DROP = 24
+_CAP_SYS_NICE = 23
+_libc = ctypes.CDLL(None)
 
 
 def leave_real_time() -> None:
@@ -25,6 +30,17 @@ def yield_the_core() -> None:
     if os.sched_getscheduler(0) not in (os.SCHED_BATCH, os.SCHED_IDLE):
         os.nice(HOLDER_NICE)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def never_rise() -> None:
+    """Let no program that this process becomes, nor what that starts, take a better class or niceness than it has.
+
+    Otherwise a privileged side task could leave the idle class, or join a real-time one, which no main job takes the
+    core from. It keeps all other rights. To be called before `exec`.
+    """
+    _libc.prctl(_PR_CAPBSET_DROP, _CAP_SYS_NICE, 0, 0, 0)  # refused where it has not got it
+    for limit in (resource.RLIMIT_NICE, resource.RLIMIT_RTPRIO):
+        resource.setrlimit(limit, (0, 0))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 from ds_hooks.shared import statuses
 from ds_hooks.shared.private_file import make_dir
 from ds_hooks.shared.processes.parent import adopt_orphans, die_with_parent
-from ds_hooks.shared.processes.priority import MOST_NICE, yield_the_core
+from ds_hooks.shared.processes.priority import MOST_NICE, never_rise, yield_the_core
 from ds_hooks.shared.secrets import STORAGE_VARIABLE
 from ds_hooks.shared.study_paths import trials_directory
 from ds_hooks.shared.user_paths import path_in_name
@@ -310,6 +310,7 @@ def _tie(parent_pid: int, group: SideGroup | None) -> None:
     """In a side task before its program starts: it ends with the daemon, is the root of its processes, and yields."""
     die_with_parent(parent_pid)
     yield_the_core()
+    never_rise()
     adopt_orphans()
     if os.getsid(0) == os.getpid():
         _yield_as_a_session()

@@ -1,11 +1,13 @@
 """How our processes leave the core to the main job."""
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from ds_hooks.shared.processes.priority import HOLDER_NICE, starting_patient_threads, yield_the_core
+from ds_hooks.shared.processes.priority import HOLDER_NICE, never_rise, starting_patient_threads, yield_the_core
 from tests.support.stranger import STRANGER, as_user, needs_second_user
 
 
@@ -71,3 +73,27 @@ def test_where_classes_are_forbidden_threads_are_as_they_were(monkeypatch: pytes
     monkeypatch.setattr(os, "sched_setscheduler", forbidden)
     with starting_patient_threads():
         pass
+
+
+RISES = """
+import os
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+tries = {
+    "fifo": lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
+    "usual": lambda: os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0)),
+    "niceness": lambda: os.nice(-1),
+}
+os.fork() and os.wait()
+for name, rise in tries.items():
+    try:
+        rise()
+        print(name, flush=True)
+    except PermissionError:
+        pass
+"""
+
+
+def test_what_has_given_way_never_takes_it_back() -> None:
+    """Nor do its children. Only where this process is privileged would any of it succeed."""
+    done = subprocess.run([sys.executable, "-c", RISES], preexec_fn=never_rise, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
