@@ -33,8 +33,9 @@ class Trained(NamedTuple):
 
 def read(counted: Path) -> list[Trained]:
     """All epochs so far, in order."""
-    lines = [line.split() for line in counted.read_text().splitlines()] if counted.exists() else []
-    return [Trained(int(trial), int(epoch), int(pid), worker) for trial, epoch, pid, worker in lines]
+    lines = [*dict.fromkeys(counted.read_text().splitlines())] if counted.exists() else []
+    parts = [line.split() for line in lines]
+    return [Trained(int(trial), int(epoch), int(pid), worker) for trial, epoch, pid, _, worker in parts]
 
 
 @pytest.mark.slow

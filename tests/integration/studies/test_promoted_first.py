@@ -27,7 +27,7 @@ class Trained(NamedTuple):
 
 def read(counted: Path) -> list[Trained]:
     lines = [line.split() for line in counted.read_text().splitlines()] if counted.exists() else []
-    return [Trained(int(trial), int(epoch), worker) for trial, epoch, _, worker in lines]
+    return [Trained(int(trial), int(epoch), worker) for trial, epoch, _, _, worker in lines]
 
 
 def test_the_exclusive_worker_trains_them(sandbox: Sandbox, hold: Path) -> None:

@@ -37,7 +37,7 @@ def test_what_a_lost_worker_has_trained_goes_on_elsewhere(sandbox: Sandbox, hold
         """Trial -> the epochs of it that the worker has trained."""
         found: dict[int, list[int]] = {}
         for line in counted.read_text().splitlines() if counted.exists() else []:
-            trial, epoch, _, by = line.split()
+            trial, epoch, _, _, by = line.split()
             if by == worker:
                 found.setdefault(int(trial), []).append(int(epoch))
         return found

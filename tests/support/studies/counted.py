@@ -1,6 +1,7 @@
 """Small trials that note every epoch in the file `$COUNTED`, with the process and the worker that trained it.
 
-There is always another one, until the file `$TINY_HOLD` is gone.
+A line has the trial, the epoch, the process, how often that has read batches, and the worker. Schedulers have twins
+that step beside them, so it may come again. There is always another one, until the file `$TINY_HOLD` is gone.
 """
 
 import os
@@ -19,6 +20,7 @@ from trials.side_task import checkpoints
 
 checkpoints.PERIOD_S = 0.5
 
+READ = 0
 EPOCH_S = float(os.environ.get("COUNTED_EPOCH_S", 0.2))
 
 
@@ -42,6 +44,8 @@ class Counted(Tiny):
         return LambdaLR(optimizer, noting(params["number"]))
 
     def batches(self, epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
+        global READ
+        READ += 1
         time.sleep(EPOCH_S)
         stream = torch.Generator().manual_seed(epoch)
         for _ in range(3):
@@ -56,7 +60,7 @@ def noting(number: int | None) -> Callable[[int], float]:
         if epoch and number is not None:
             worker = sys.argv[sys.argv.index("--worker") + 1].rpartition(":")[2]
             with open(os.environ["COUNTED"], "a") as file:
-                file.write(f"{number} {epoch} {os.getpid()} {worker}\n")
+                file.write(f"{number} {epoch} {os.getpid()} {READ} {worker}\n")
         return 1.0
 
     return rate
