@@ -98,7 +98,7 @@ class StepHooks:
         self._collectives = 0
         self._awaits_schedule = True
         self._step_begin = self._clock.begin_step()
-        if self._is_left_to_idle_class() and not self._is_planned():
+        if self._may_be_stopped() and not self._is_planned():
             self._stop()
         self._sender.repeat_hello()
         self._send(self._step_begin, StepStart(self._step))
@@ -121,7 +121,7 @@ class StepHooks:
         """Before the instructions of `schedule`. An evaluation's are left alone, its waits too."""
         self.in_schedule = self.in_optimizer = False  # what interrupts a hook, such as Ctrl-C, may have left them
         if not self._awaits_schedule:
-            if self._is_left_to_idle_class():
+            if self._may_be_stopped():
                 self._stop()
             return
         self._awaits_schedule = False
@@ -213,11 +213,12 @@ class StepHooks:
         """Another engine takes the connection, perhaps in the middle of a step."""
         if self._is_open:
             self.close_bubble()
-        if self._is_left_to_idle_class():
+        if self._may_be_stopped():
             self._stop()
 
-    def _is_left_to_idle_class(self) -> bool:
-        return self._words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS
+    def _may_be_stopped(self) -> bool:
+        """Whether the side task may be stopped anywhere. One no longer left to the idle class may still run."""
+        return self._words[Field.PREEMPTIVE] != Preemption.NONE
 
     def _is_planned(self) -> bool:
         """Whether any bubble of this step may be opened."""

@@ -66,9 +66,31 @@ def running(handle: Handle, engine: Engine, daemon: Daemon) -> Iterator["subproc
         side.kill()
 
 
-def test_it_stands_still_in_evaluations(running: "subprocess.Popen[bytes]", engine: Engine) -> None:
+@pytest.mark.parametrize("by_then", [Preemption.IDLE_CLASS, Preemption.STOP])
+def test_it_stands_still_in_evaluations(
+    running: "subprocess.Popen[bytes]", engine: Engine, daemon: Daemon, by_then: int
+) -> None:
+    """Also where the idle class no longer holds, but no bubble has ended since."""
+    daemon.page.words[Field.PREEMPTIVE] = by_then
     engine.eval_batch()
-    wait_for(lambda: stat(running.pid)[0] == "T", "its stop")
+    wait_for(lambda: stat(running.pid)[0] == "T", "its stop", patience_s=20)
+
+
+def test_it_is_stopped_as_a_step_left_alone_begins_where_the_idle_class_no_longer_holds(
+    running: "subprocess.Popen[bytes]", engine: Engine, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_steps(daemon.page.words, 0, 0)
+    daemon.page.words[Field.PREEMPTIVE] = Preemption.STOP
+    run = engine._run
+
+    def looked_at(name: str) -> None:
+        if name == "ForwardPass":
+            wait_for(lambda: stat(running.pid)[0] == "T", "its stop", patience_s=20)
+        run(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "_run", looked_at)
+        engine.train_batch()
 
 
 def test_it_is_stopped_by_the_end_of_a_bubble_once_the_step_is_no_longer_planned(
