@@ -24,14 +24,14 @@ from squeezer.daemon.former_daemon import await_former
 from squeezer.daemon.main_job import MainJob
 from squeezer.daemon.mapped_page import MappedPage
 from squeezer.daemon.memory_limit import MemoryLimit
-from squeezer.daemon.preemption import preemption_of, uses_idle_time
+from squeezer.daemon.preemption import is_held_up, preemption_of, uses_idle_time
 from squeezer.daemon.progress_line import ProgressLine
 from squeezer.daemon.receiver import Receiver, has_signal, wakeup_on_signals
 from squeezer.daemon.side_processes.parent_group import cpu_group
 from squeezer.daemon.side_processes.spawner import SideFiles, Spawner
 from squeezer.daemon.side_task_supervisor import SideTaskSupervisor
 from squeezer.daemon.silence import Silence
-from squeezer.device import DEVICES, is_stopped, kind_of, place_of
+from squeezer.device import DEVICES, kind_of, place_of
 from squeezer.policy.actions import Action, Continue, FlushAt, ForgetPlan, Kill, Note, PlanSlot, PlanSteps, Start, Stop
 from squeezer.policy.events import Event, JobSilent, Overran, Side, SideChanged
 from squeezer.policy.plain import as_record
@@ -245,7 +245,7 @@ class Daemon:
             self._main_job.look()
             process = self._side_task.process
             if process is not None:
-                self._feed(JobSilent(is_stopped(process), self._side_task.is_asleep))
+                self._feed(JobSilent(is_held_up(process, self._page.words), self._side_task.is_asleep))
 
     def _end(self) -> None:
         self._ended = True

@@ -3,10 +3,10 @@
 import os
 from contextlib import suppress
 
-from ds_hooks.shared.page.layout import Field, Preemption
+from ds_hooks.shared.page.layout import Field, Preemption, SideActivity
 from squeezer.config import Config
 from squeezer.daemon.side_processes.parent_group import cpu_group
-from squeezer.device.base import SideProcess, weighed_by_session
+from squeezer.device.base import SideProcess, is_stopped, weighed_by_session
 
 _USUAL = (os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_FIFO, os.SCHED_RR)
 
@@ -34,6 +34,12 @@ def uses_idle_time(words: "memoryview[int]") -> bool:
     """Whether no bubble's end stops the side task, so that what it uses after one is time that nobody wanted."""
     has_others = words[Field.SIDE_CHILDREN] or words[Field.STRAYS]
     return words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS and not has_others
+
+
+def is_held_up(side: SideProcess, words: "memoryview[int]") -> bool:
+    """Whether the side task is away from its gate between two bubbles: stopped, or left to idle time."""
+    is_left = words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS and not words[Field.BUBBLE] & 1
+    return is_stopped(side) or (is_left and words[Field.SIDE_ACTIVITY] != SideActivity.ASLEEP)
 
 
 def _is_below(side_pid: int, main_pid: int) -> bool:

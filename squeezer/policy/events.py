@@ -43,7 +43,8 @@ class JobSilent:
     """A living main job has not been heard for `GateMachine.patience_ns`, and again for every second after that.
 
     Attributes:
-        stopped: whether the side task is stopped, maybe with a lock that the main job waits for.
+        stopped: whether the side task is stopped, or left to idle time outside of a bubble, maybe with a lock that the
+            main job waits for.
         asleep: whether it sleeps at its gate.
     """
 

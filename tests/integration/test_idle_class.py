@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,22 @@ def test_a_privileged_study_cannot_leave_its_class(sandbox: Sandbox) -> None:
     assert {os.sched_getscheduler(int(thread)) for thread in os.listdir(f"/proc/{side}/task")} == {os.SCHED_IDLE}
     assert job.finish() == 0
     assert daemon.kill(signal.SIGTERM) == 0
+
+
+def test_one_that_keeps_a_lock_for_which_the_job_waits_is_ended(sandbox: Sandbox, tmp_path: Path) -> None:
+    """As where it is stopped: nothing else would end such a wait."""
+    lock, held = tmp_path / "lock", tmp_path / "held"
+    job = sandbox.job("--core", CORE)
+    config = sandbox.config("locks.py", preemptive="idle")
+    daemon = sandbox.daemon_of(job, config, LOCK=str(lock), LOCK_HELD_WHILE=str(held), PATIENCE_S="0.3")
+    wait_for(lambda: sandbox.word(Field.PREEMPTIVE) == Preemption.IDLE_CLASS, "a side task that is ready")
+    sandbox.works()
+    held.touch()
+    job.change(lock=str(lock))
+    wait_for(lambda: sandbox.side("exited"), "its end", patience_s=60)
+    assert "lock" in sandbox.side("exited")[0]["reason"]
+    job.change(lock="")
+    job.beats(3)
+    held.unlink()
+    assert job.finish() == 0
+    assert daemon.ended() == 0
