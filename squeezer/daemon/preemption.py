@@ -43,18 +43,29 @@ def is_held_up(side: SideProcess, words: "memoryview[int]") -> bool:
 
 
 def _is_below(side_pid: int, main_pid: int) -> bool:
-    """Whether the side task gets less than a hundredth of a core that the rank wants, too.
+    """Whether the side task gets less than a hundredth of a core that the rank wants, too, and has no other core.
 
-    Beside a rank of niceness 10 it would get a fortieth, beside one of 19 a sixth.
+    Beside a rank of niceness 10 it would get a fortieth, beside one of 19 a sixth. Class and niceness are a thread's.
     """
     with suppress(OSError):  # one of them has ended
         return (
-            os.sched_getscheduler(side_pid) == os.SCHED_IDLE
-            and os.sched_getscheduler(main_pid) in _USUAL
-            and os.getpriority(os.PRIO_PROCESS, main_pid) <= 0
+            all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in _threads(side_pid))
+            and all(_is_usual(thread) for thread in _threads(main_pid))
             and len(os.sched_getaffinity(main_pid)) == 1
             and os.sched_getaffinity(side_pid) == os.sched_getaffinity(main_pid)
             and not weighed_by_session(main_pid, side_pid)
             and cpu_group(side_pid) == cpu_group(main_pid)
         )
     return False
+
+
+def _is_usual(thread: int) -> bool:
+    """Whether a thread of the rank is of no lower class and priority than most."""
+    try:
+        return os.sched_getscheduler(thread) in _USUAL and os.getpriority(os.PRIO_PROCESS, thread) <= 0
+    except ProcessLookupError:  # it has ended
+        return True
+
+
+def _threads(pid: int) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]

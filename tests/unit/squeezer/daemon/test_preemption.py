@@ -1,7 +1,10 @@
 """When the end of a bubble is left to the kernel's idle class."""
 
 import os
+import queue
 import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +18,8 @@ from squeezer.config import Config, SideTable, SqueezeTable
 from squeezer.daemon import preemption
 from squeezer.daemon.preemption import preemption_of, uses_idle_time
 from squeezer.device import SideProcess
+from squeezer.device import run_when_idle as run_process_when_idle
+from tests.support.sandbox import wait_for
 from trials.gate.process import run_when_idle
 
 of_usual_priority = pytest.mark.skipif(
@@ -88,6 +93,69 @@ def test_beside_a_job_of_low_priority_it_is_stopped(
     with process(of_main) as main:
         assert preemption_of(config("idle"), main.pid, side) == expected
     assert preemption_of(config("idle"), main.pid, side) == Preemption.STOP, "it has ended"
+
+
+@contextmanager
+def thread() -> Iterator[int]:
+    """One more of this process; its number for the kernel."""
+    numbers: queue.Queue[int] = queue.Queue()
+    end = threading.Event()
+
+    def run() -> None:
+        numbers.put(threading.get_native_id())
+        end.wait()
+
+    started = threading.Thread(target=run)
+    started.start()
+    try:
+        yield (number := numbers.get())
+    finally:
+        end.set()
+        started.join()
+    wait_for(lambda: not Path(f"/proc/self/task/{number}").exists(), "its end")
+
+
+@of_usual_priority
+@pytest.mark.parametrize(
+    "lower",
+    [
+        lambda thread: os.setpriority(os.PRIO_PROCESS, thread, 1),
+        lambda thread: os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0)),
+    ],
+)
+def test_beside_a_job_of_which_one_thread_has_a_low_priority_it_is_stopped(
+    side: SideProcess, lower: Callable[[int], object]
+) -> None:
+    with thread() as number:
+        assert preemption_of(config("idle"), os.getpid(), side) == Preemption.IDLE_CLASS
+        lower(number)
+        assert preemption_of(config("idle"), os.getpid(), side) == Preemption.STOP
+    assert preemption_of(config("idle"), os.getpid(), side) == Preemption.IDLE_CLASS
+
+
+@of_usual_priority
+def test_one_of_which_a_thread_is_not_of_the_idle_class_is_stopped() -> None:
+    code = "import threading; threading.Thread(target=input).start(); print(flush=True); threading.Event().wait()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        assert started.stdout is not None and started.stdout.readline()
+        found = SideProcess(pid=started.pid, pidfd=-1)
+        os.sched_setscheduler(started.pid, os.SCHED_IDLE, os.sched_param(0))
+        of_leader = preemption_of(config("idle"), os.getpid(), found)
+        run_process_when_idle(started.pid)
+        of_all = preemption_of(config("idle"), os.getpid(), found)
+        started.kill()
+    assert (of_leader, of_all) == (Preemption.STOP, Preemption.IDLE_CLASS)
+
+
+@of_usual_priority
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_with_a_core_that_the_job_has_not_it_is_stopped(side: SideProcess) -> None:
+    with process() as main:
+        cores = os.sched_getaffinity(main.pid)
+        os.sched_setaffinity(main.pid, {min(cores)})
+        assert preemption_of(config("idle"), main.pid, side) == Preemption.STOP
+        os.sched_setaffinity(side.pid, {min(cores)})
+        assert preemption_of(config("idle"), main.pid, side) == Preemption.IDLE_CLASS
 
 
 @of_usual_priority
