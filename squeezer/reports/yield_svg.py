@@ -1,6 +1,6 @@
 """Draws the waterfall of a run as an SVG: from all of its bubble time, share by share, down to the yield."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from squeezer.reports.waterfall import MEANINGS, largest
 LEFT, RIGHT, TOP = 24, 24, 78
 ROW, BAR = 30, 18
 PLOT = 380
-"""The width of all bubble time, in pixels; words stand to the right of it."""
+"""The width of the bars, in pixels; words stand to the right of them."""
 LOST = "#E69F00"
+Rows = Sequence[tuple[str, float, float, str]]
+"""See `_rows`."""
 
 
 def draw_yield(report: Mapping[str, Any], path: Path) -> Path | None:
@@ -34,7 +36,7 @@ def _svg(report: Mapping[str, Any]) -> str:
     rows = list(_rows(side))
     of_step = f"{100 * bubbles['ratio']:.0f}% of a step" if bubbles["ratio"] is not None else "all of it"
     about = f"Bubble time of {main['steps']} steps ({of_step}), and what it went to"
-    return document("What the bubbles gave", about, TOP + ROW * len(rows) + 16, [*_axis(len(rows)), *_bars(rows)])
+    return document("What the bubbles gave", about, TOP + ROW * len(rows) + 16, [*_axis(rows), *_bars(rows)])
 
 
 def _rows(side: Mapping[str, Any]) -> Iterator[tuple[str, float, float, str]]:
@@ -47,18 +49,27 @@ def _rows(side: Mapping[str, Any]) -> Iterator[tuple[str, float, float, str]]:
     yield "yield: as good as a dedicated device with full rows", 0.0, side["yield"], SIDE
 
 
-def _bars(rows: list[tuple[str, float, float, str]]) -> Iterator[str]:
+def _scale(rows: Rows) -> Callable[[float], float]:
+    """From a share of bubble time to x. What runs on in idle time may lead beyond all of it, and below none of it."""
+    ends = [0.0, *(end for _, *both, _ in rows for end in both)]
+    low, high = min(ends), max(ends)
+    return lambda share: LEFT + PLOT * (share - low) / (high - low)
+
+
+def _bars(rows: Rows) -> Iterator[str]:
+    x_of = _scale(rows)
     for number, (words, begin, end, fill) in enumerate(rows):
         y = TOP + ROW * number
-        low, high = sorted((begin, end))
+        low, high = sorted((x_of(begin), x_of(end)))
         css = "side" if fill == SIDE else ""
-        yield rect(LEFT + PLOT * low, y, max(1.0, PLOT * (high - low)), BAR, fill, css, 2)
+        yield rect(low, y, max(1.0, high - low), BAR, fill, css, 2)
         weight = ' font-weight="600"' if number in (0, len(rows) - 1) else ""
         yield text(LEFT + PLOT + 52, y + BAR - 5, f"{100 * (end - begin):.1f}%", 12, more=f' text-anchor="end"{weight}')
         yield text(LEFT + PLOT + 62, y + BAR - 5, words, 12, more=weight)
 
 
-def _axis(rows: int) -> Iterator[str]:
+def _axis(rows: Rows) -> Iterator[str]:
+    x_of = _scale(rows)
     for quarter in range(5):
-        x = LEFT + PLOT * quarter / 4
-        yield f'<path class="grid" d="M{x:.2f} {TOP - 8}V{TOP + ROW * rows}" stroke="#e4e8ec"/>'
+        x = x_of(quarter / 4)
+        yield f'<path class="grid" d="M{x:.2f} {TOP - 8}V{TOP + ROW * len(rows)}" stroke="#e4e8ec"/>'

@@ -43,6 +43,29 @@ def test_the_bars_lead_from_all_bubble_time_to_the_yield(tmp_path: Path) -> None
     assert MEANINGS["alone"] in words and MEANINGS["search"] not in words and "400 steps (24% of a step)" in words
 
 
+@pytest.mark.parametrize(
+    ("yielded", "shares"),
+    [
+        (1.6, {"starting": 0.3, "alone": 0.1, "overrun": -1.0}),
+        (0.4, {"starting": 0.3, "other_work": 1.2, "overrun": -0.9}),
+    ],
+)
+def test_no_bar_leaves_the_picture_where_the_side_task_used_more_than_bubble_time(
+    tmp_path: Path, yielded: float, shares: dict[str, float]
+) -> None:
+    path = draw_yield(report(yielded, **shares), tmp_path / "yield.svg")
+    assert path is not None
+    bars = [
+        (float(each.attrib["x"]), float(each.attrib["width"]), each.attrib["fill"])
+        for each in ElementTree.parse(path).iter(f"{SVG}rect")
+        if each.attrib["fill"] in (LOST, OVERRUN, SIDE)
+    ]
+    assert len(bars) == len(shares) + 1
+    assert all(x >= LEFT - 0.01 and x + width <= LEFT + PLOT + 0.01 for x, width, _ in bars)
+    (overrun,), (side,) = ([width for _, width, fill in bars if fill == kind] for kind in (OVERRUN, SIDE))
+    assert side / overrun == pytest.approx(-yielded / shares["overrun"], rel=0.01), "one scale for all"
+
+
 def test_there_is_none_without_a_yield(tmp_path: Path) -> None:
     assert draw_yield(report(None), tmp_path / "yield.svg") is None
     assert not list(tmp_path.iterdir())
