@@ -148,17 +148,6 @@ def test_one_of_which_a_thread_is_not_of_the_idle_class_is_stopped() -> None:
 
 
 @of_usual_priority
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
-def test_with_a_core_that_the_job_has_not_it_is_stopped(side: SideProcess) -> None:
-    with process() as main:
-        cores = os.sched_getaffinity(main.pid)
-        os.sched_setaffinity(main.pid, {min(cores)})
-        assert preemption_of(config("idle"), main.pid, side) == Preemption.STOP
-        os.sched_setaffinity(side.pid, {min(cores)})
-        assert preemption_of(config("idle"), main.pid, side) == Preemption.IDLE_CLASS
-
-
-@of_usual_priority
 def test_on_other_cores_than_the_ranks_only_one_it_is_stopped(side: SideProcess, on_one_core: int) -> None:
     """Where the rank has several, the side task would compute on one of them while the rank uses another."""
     every = range(os.cpu_count() or 1)
