@@ -113,12 +113,17 @@ class SideProcess:
         return True
 
     def _send_to_group(self, number: signal.Signals) -> None:
-        """To it, and then to its group, whose number is its own as long as a signal reaches it."""
-        if self._send(number):
+        """To its group, whose number is its own as long as a signal reaches it, and to itself.
+
+        First to the group: the kernel passes a group's signal on to a child that is being forked, unless the same one
+        waits for the parent already.
+        """
+        if self._send(0):
             with suppress(ProcessLookupError, PermissionError):  # it leads none
                 os.killpg(self._pid, number)
+            self._send(number)
 
-    def _send(self, number: signal.Signals) -> bool:
+    def _send(self, number: int) -> bool:
         try:
             signal.pidfd_send_signal(self._pidfd, number)
         except ProcessLookupError:

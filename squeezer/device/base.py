@@ -189,7 +189,7 @@ def has_ended(pidfd: int, within_s: float = 0.0) -> bool:
     return bool(select.select([pidfd], [], [], within_s)[0])
 
 
-def send(side: SideProcess, number: signal.Signals) -> bool:
+def send(side: SideProcess, number: int) -> bool:
     """Send a signal to the side task. Returns whether it is there."""
     try:
         signal.pidfd_send_signal(side.pidfd, number)
@@ -199,7 +199,11 @@ def send(side: SideProcess, number: signal.Signals) -> bool:
 
 
 def send_to_group(side: SideProcess, number: signal.Signals) -> None:
-    """Send a signal to the side task and its own processes. Until it is reaped here, its number is its own."""
-    if send(side, number):
+    """Send a signal to the side task and its own processes. Until it is reaped here, its number is its own.
+
+    First to its group: so a child that is being forked gets it, too; see `ds_hooks.side_process`.
+    """
+    if send(side, 0):
         with suppress(OSError):
             os.killpg(side.pid, number)
+        send(side, number)

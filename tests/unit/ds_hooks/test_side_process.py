@@ -17,6 +17,7 @@ from ds_hooks.shared.processes.identity import start_time
 from ds_hooks.shared.processes.strays import name_strays
 from ds_hooks.side_process import SideProcess
 from tests.support import reused_pid
+from tests.support.ever_forking import assert_stands_still_each_time, ever_forking
 from tests.support.sandbox import wait_for
 
 COUNTS_WAKE_UPS = """
@@ -302,6 +303,15 @@ def test_one_that_others_have_continued_is_halted_again_once_it_is_known(
     side.wake()
     becomes(process, "S")
     side.leave()
+
+
+def test_a_child_that_is_being_forked_is_halted_too(page: Page) -> None:
+    with ever_forking() as leader:
+        page.words[Field.SIDE_PROCESS] = page.words[Field.SIDE_PID] = leader
+        page.words[Field.SIDE_ACTIVITY] = SideActivity.HOST
+        side = SideProcess(page.words)
+        assert_stands_still_each_time(leader, side.halt, side.wake)
+        side.leave()
 
 
 def test_a_number_that_another_process_has_by_now_gets_no_signal(page: Page) -> None:

@@ -8,13 +8,14 @@ import pytest
 
 from ds_hooks.shared.device_uuid import write_device_uuid
 from ds_hooks.shared.page.file import Page, page_path
-from ds_hooks.shared.page.layout import DeviceGate, Field
+from ds_hooks.shared.page.layout import PAGE_BYTES, DeviceGate, Field
 from ds_hooks.shared.page.plan import next_permit_ns, plan_slot, plan_steps
 from squeezer.calibration.mps import Server
 from squeezer.config import DeviceTable
 from squeezer.daemon.memory_limit import side_limit_bytes
-from squeezer.device import DEVICES, CudaDevice, kind_of, sharing
+from squeezer.device import DEVICES, CudaDevice, SideProcess, kind_of, sharing
 from squeezer.device.cuda import visible_device
+from tests.support.ever_forking import assert_stands_still_each_time, ever_forking
 from tests.support.fake_nvml import GPU, INSTANCE, INSTANCE_NUMBER, NUMBER, FakeNvml, nvml_of
 
 MB, GB = 1 << 20, 1 << 30
@@ -155,3 +156,11 @@ def test_the_side_task_may_hold_what_the_main_job_will_not_need(
     free: int, side: int, main_peak: int, limit: int
 ) -> None:
     assert side_limit_bytes(free, side, main_peak, 1 * GB) == limit
+
+
+def test_a_child_that_is_being_forked_is_stopped_with_the_side_task() -> None:
+    device = DEVICES["cpu"](memoryview(bytearray(PAGE_BYTES)).cast("q"), DeviceTable(), 0)
+    with ever_forking() as leader:
+        side = SideProcess(pid=leader, pidfd=os.pidfd_open(leader))
+        assert_stands_still_each_time(leader, lambda: device.stop(side), lambda: device.resume(side))
+        os.close(side.pidfd)
