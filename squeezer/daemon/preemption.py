@@ -31,9 +31,11 @@ def preemption_of(config: Config, main_pid: int, side: SideProcess | None) -> in
 
 
 def uses_idle_time(words: "memoryview[int]") -> bool:
-    """Whether no bubble's end stops the side task, so that what it uses after one is time that nobody wanted."""
-    has_others = words[Field.SIDE_CHILDREN] or words[Field.STRAYS]
-    return words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS and not has_others
+    """Whether what the side task uses after a bubble is time that nobody wanted, also that of its own processes.
+
+    Those of its group have its class and session, but it may have begun them only after the bubble. Others may not.
+    """
+    return words[Field.PREEMPTIVE] == Preemption.IDLE_CLASS and not words[Field.STRAYS]
 
 
 def is_held_up(side: SideProcess, words: "memoryview[int]") -> bool:

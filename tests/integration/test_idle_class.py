@@ -91,3 +91,20 @@ def test_one_that_keeps_a_lock_for_which_the_job_waits_is_ended(sandbox: Sandbox
     held.unlink()
     assert job.finish() == 0
     assert daemon.ended() == 0
+
+
+@pytest.mark.slow
+def test_what_it_used_of_idle_time_before_it_forked_is_no_overrun(sandbox: Sandbox) -> None:
+    job = sandbox.job("--core", str(min(os.sched_getaffinity(0))), "--bubble-ms", "20")
+    job.change(stall_ms=40)
+    daemon = sandbox.daemon_of(job, sandbox.config("forks.py", preemptive="idle", guard=True))
+    wait_for(lambda: sandbox.word(Field.PREEMPTIVE) == Preemption.IDLE_CLASS, "a side task that is ready")
+    job.beats(3)
+    began_ns = time.monotonic_ns()
+    job.beats(40)
+    assert job.finish() == 0
+    assert daemon.ended() == 0
+    bubbles = [found for found in sandbox.events("bubble") if found["start_ns"] > began_ns]
+    assert sum(found["overrun_ns"] or 0 for found in bubbles) > 10_000_000, "it did use such time"
+    guarded = [found for found in sandbox.events("guard") if found["t_ns"] > began_ns]
+    assert not [found for found in guarded if found["cause"] == "overrun"]
