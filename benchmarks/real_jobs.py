@@ -20,8 +20,8 @@ Each job runs in several ways, beside a study that is searched and pruned, and n
 - *yield*: several runs as a user would start them, with all defaults; their reports' yield, and what the rest of the
   bubble time went to.
 - *steady*: the same in one run several times as long, of which starting and ending take a smaller part.
-- *lasting*: several runs as for *yield*, beside a study whose trials train ten times as long. What a trial costs
-  besides its training counts for less there.
+- *lasting*: the same beside a study whose trials train ten times as long: most like a job of days. What a trial costs
+  besides its training counts for less there, too.
 
 Each round gives one log ratio of mean step times over both ranks; their mean is the slowdown, with Student's t interval
 over the rounds. The first step of a block does not count, for it still feels the block before; of a long one, the first
@@ -98,10 +98,10 @@ def main() -> int:
     """Measure, print, write."""
     options = parse(NAME, __doc__ or "")
     runs = stopped_runs(options)
-    plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("baselines", "long", "steady")]
+    plan = [(f"{job}_{kind}", 0) for job in JOBS for kind in ("baselines", "long", "steady", "lasting")]
     plan += [(f"{job}_cost", i) for job in JOBS for i in range(1 if options.quick else COST_RUNS)]
     repeats = range(QUICK_YIELD_RUNS if options.quick else YIELD_RUNS)
-    plan += [(f"{job}_{kind}", i) for job in JOBS for kind in ("yield", "lasting") for i in repeats]
+    plan += [(f"{job}_yield", i) for job in JOBS for i in repeats]
     for scenario, number in random.Random(0).sample(plan, len(plan)):
         is_done = any((run["scenario"], run["run"]) == (scenario, number) for run in runs)
         if options.only not in (None, scenario) or is_done:
@@ -208,11 +208,11 @@ def _first_steps(steps_ms: Sequence[Sequence[Any]], mode: str) -> list[float]:
 
 
 def _measure(job: str, kind: str, quick: bool) -> dict[str, Any]:
-    if kind in ("yield", "lasting"):
-        study = MANY_DIGITS if kind == "yield" else LASTING_DIGITS
-        return _yield(job, study, QUICK_YIELD_STEPS if quick else YIELD_STEPS)
-    if kind == "steady":
-        return _yield(job, MANY_DIGITS, QUICK_STEADY_STEPS if quick else STEADY_STEPS)
+    if kind == "yield":
+        return _yield(job, MANY_DIGITS, QUICK_YIELD_STEPS if quick else YIELD_STEPS)
+    if kind in ("steady", "lasting"):
+        study = MANY_DIGITS if kind == "steady" else LASTING_DIGITS
+        return _yield(job, study, QUICK_STEADY_STEPS if quick else STEADY_STEPS)
     if kind == "long":
         return _in_blocks(job, LONG_WINDOWS, QUICK_LONG_ROUNDS if quick else LONG_ROUNDS)
     if kind == "baselines":
