@@ -31,19 +31,22 @@ FUSION_COLUMNS = {
 """Baseline -> the head of its column."""
 REAL_JOBS = {"pretrain": "a Transformer, `examples/pretrain.py`", "denoise": "convolutions, `examples/denoise.py`"}
 REAL_JOB_ROWS = {
-    "slowdown, against cores that are kept awake": "stopped",
-    "the same, against cores that sleep, as in a report": "stopped_from_asleep",
-    "the same, in blocks of 40 steps": "stopped_in_long_blocks",
+    "slowdown, against cores that are kept awake": "slowdown",
+    "the same, against cores that sleep, as in a report": "slowdown_from_asleep",
 }
 """Row of the table -> the figure in the summary of `benchmarks.real_jobs`."""
+REAL_JOB_YIELDS = {
+    "yield, of all bubble time in runs of 500 steps with the defaults": "yield",
+    "yield of 3,000 steps, beside trials that train ten times as long": "lasting",
+}
 REAL_JOB_PARTS = {
-    "ours ÷ cores that sleep": "stopped_from_asleep",
-    "ours ÷ cores that are kept awake": "stopped",
-    "the gate: a placebo that only spins ÷ cores that are kept awake": "gate",
-    "the work: ours ÷ the placebo that only spins": "work",
+    'ours ÷ ours with `preemptive = "stop"`': "ours_over_stopped",
+    'ours with "stop" ÷ cores that are kept awake': "stopped",
+    'the gate: a placebo with "stop" that only spins ÷ cores that are kept awake': "gate",
+    'the work: ours with "stop" ÷ that placebo': "work",
     "the caches: a placebo that runs through a buffer ÷ the one that only spins": "caches",
 }
-"""The same with placebos, on another machine."""
+"""What the slowdown consists of."""
 BASELINES = {
     "ours": IDLE,
     'ours, `preemptive = "stop"`': PREEMPTIVE,
@@ -55,12 +58,11 @@ BASELINES = {
 
 def main() -> None:
     """Print the tables."""
-    real, parts = real_jobs_table(raw_runs("real_jobs")), real_job_parts(raw_runs("real_jobs_placebos"))
+    real = raw_runs(real_jobs.NAME)
+    real_tables = real_jobs_table(real), real_job_parts(real), real_job_baselines(real), real_job_waterfalls(real)
     ghosts = utilization.summary(raw_runs(bubble_utilization.NAME))
     ghost_tables = utilization.short_table(ghosts), utilization.table(ghosts)
-    intel = raw_runs("real_jobs_intel")
-    both = real_job_parts(intel), real_job_baselines(intel)
-    tables = real, parts, *both, short_table(), *ghost_tables, other_table(), twins_table()
+    tables = *real_tables, short_table(), *ghost_tables, other_table(), twins_table()
     print(*tables, fusion_table(raw_runs("fusion")), sep="\n\n")
 
 
@@ -74,11 +76,18 @@ def real_jobs_table(runs: Sequence[Mapping[str, Any]]) -> str:
     """What two real jobs pay and yield, in Markdown."""
     figures = real_jobs.summary(runs)
     lines = _real_job_lines(figures, REAL_JOB_ROWS)
-    yields = []
-    for job in REAL_JOBS:
-        low, high = (f"{100 * bound:.0f}" for bound in figures[f"{job}_yield_ci95"])
-        yields.append(f"{100 * figures[f'{job}_yield']:.0f}% ({low} to {high})")
-    return "\n".join([*lines, f"| yield, of all bubble time in a run with the defaults | {' | '.join(yields)} |"])
+    for name, key in REAL_JOB_YIELDS.items():
+        cells = []
+        for job in REAL_JOBS:
+            if f"{job}_{key}" not in figures:
+                cells.append("not measured")
+                continue
+            interval, about = figures[f"{job}_{key}_ci95"], "one run"
+            if interval is not None:
+                about = " to ".join(f"{100 * bound:.0f}" for bound in interval)
+            cells.append(f"{100 * figures[f'{job}_{key}']:.0f}% ({about})")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def real_job_parts(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -96,6 +105,23 @@ def real_job_baselines(runs: Sequence[Mapping[str, Any]]) -> str:
         least, most = (f"{100 * bound:.0f}" for bound in figures[f"{harvest}_ci95"])
         done = f"{100 * figures[harvest]:.0f}% ({least} to {most})"
         lines.append(f"| {title} | {_percent(figures[slowdown], 1)} ({low} to {high}) | {done} |")
+    return "\n".join(lines)
+
+
+def real_job_waterfalls(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What became of the bubble time that real jobs' runs did not yield, in Markdown."""
+    figures = real_jobs.summary(runs)
+    titles = {"waterfall": "", "lasting_waterfall": ", 3,000 steps beside long trials"}
+    of = {
+        job_title + title: figures[f"{job}_{kind}"]
+        for job, job_title in REAL_JOBS.items()
+        for kind, title in titles.items()
+        if f"{job}_{kind}" in figures
+    }
+    lines = [f"| not yielded | {' | '.join(of)} |", "|---" * (1 + len(of)) + "|"]
+    for share in next(iter(of.values())):
+        cells = (f"{waterfall[share]:.0%}".replace("-", "−") for waterfall in of.values())
+        lines.append(f"| {share.replace('_', ' ')} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

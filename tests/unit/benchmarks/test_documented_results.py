@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.published_figures import raw_runs
+from benchmarks.shared.intervals import ratio_with_ci95
 from benchmarks.shared.paths import RESULTS, ROOT
 from benchmarks.soak.results import read
 from benchmarks.study import table
@@ -148,26 +149,25 @@ def test_how_long_a_study_takes() -> None:
 
 def test_what_the_reports_of_ordinary_runs_said() -> None:
     runs = sorted(raw_runs("real_jobs"), key=lambda run: run["run"])
-    mains = {job: [run["main"] for run in runs if run["scenario"] == f"{job}_yield"] for job in ("pretrain", "denoise")}
-    said = [_signs(", ".join(f"{main['slowdown']:+.1%}" for main in mains[job])) for job in ("pretrain", "denoise")]
+    mains = [run["main"] for run in runs if run["scenario"] == "pretrain_yield"]
+    said = _signs(", ".join(f"{main['slowdown']:+.1%}" for main in mains))
     text, readme = (" ".join(text_of(name).split()) for name in ("docs/benchmarks.md", "README.md"))
     text = text.partition("## real_jobs")[2]
-    assert f"say {said[0]} (Transformer) and {said[1]} (convolutions)" in text
-    ordinary = [main for job in mains for main in mains[job]]
-    assert not any(main["slowdown_ci95"][0] > 0 for main in ordinary) and "none of them surely above zero" in text
-    assert len(ordinary) == 6 and "of the six ordinary runs" in text and "of six ordinary runs" in readme
-    slowdowns = [main["slowdown"] for main in ordinary]
-    (long,) = (run["main"] for run in runs if run["scenario"] == "denoise_steady")
+    assert len(mains) == 3 and f"The three of the Transformer said {said}" in text
+    slowdowns = [main["slowdown"] for main in mains]
+    assert _signs(f"reports of three ordinary runs said {min(slowdowns):+.1%} to {max(slowdowns):+.1%}") in readme
+    (lasting,) = (run["main"] for run in runs if run["scenario"] == "pretrain_lasting")
+    low, high = (f"{bound:+.1%}" for bound in lasting["slowdown_ci95"])
+    shown = f"{lasting['slowdown']:+.1%} ({low} to {high}; {lasting['slowdown_pairs']} pairs)"
+    assert _signs(f"that of 3,000 steps {shown}") in text
+    (long,) = (run["main"] for run in raw_runs("real_jobs_amd") if run["scenario"] == "denoise_steady")
     low, high = (f"{bound:+.1%}" for bound in long["slowdown_ci95"])
     shown = f"{long['slowdown']:+.1%}"
-    assert _signs(f"the long run says {shown} ({low} to {high}; {long['slowdown_pairs']} pairs)") in text
-    assert long["slowdown_ci95"][0] > 0, "the README says that it detects one"
-    assert _signs(f"say {min(slowdowns):+.1%} to {max(slowdowns):+.1%}; that of a longer one") in readme
-    assert f"does detect one](docs/benchmarks.md#real_jobs), {shown}" in readme
-    figures = summary_of("real_jobs")
-    for name, before in (("first_step", "rest of its block by"), ("first_step_alone", "block alone by")):
-        shown = _percent_of(figures, f"denoise_{name}")
-        assert f"{before} {shown}" in text
+    assert _signs(f"the convolutions said {shown} ({low} to {high}; {long['slowdown_pairs']} pairs)") in text
+    assert (
+        long["slowdown_ci95"][0] > 0
+        and f"a longer one did detect one](docs/benchmarks.md#real_jobs), {shown}" in readme
+    )
 
 
 def _percent_of(figures: dict[str, Any], name: str) -> str:
@@ -218,21 +218,24 @@ def test_what_a_report_in_blocks_of_three_steps_says() -> None:
 
 
 def test_what_the_transformer_pays() -> None:
-    figures, readme = summary_of("real_jobs"), " ".join(text_of("README.md").split())
-    text = " ".join(text_of("docs/benchmarks.md").split())
-    assert (
-        f"one pays {figures['pretrain_slowdown']:.1%} ({_percent_of(figures, 'pretrain_slowdown').split(' (')[1]}"
-        in text
-    )
-    for name, said in (("gate", "gate's share is"), ("caches", "the buffer's is"), ("work", "work costs")):
-        assert f"{said} {_percent_of(figures, f'pretrain_{name}')}" in text
-    low, high = figures["pretrain_slowdown_ci95"]
-    assert low < 0.01 < high, "the README says that it is about the budget"
-    assert f"pays {figures['pretrain_slowdown']:.1%}, about the budget of 1%" in readme
-    assert f"in {figures['pretrain_slowdown_rounds']} random rounds" in readme
-    work, _, interval = _percent_of(figures, "pretrain_work").partition(" ")
-    assert f"{work.removeprefix('+')} slower {interval} than beside a placebo" in readme
-    (steps_ms,) = (run["steps_ms"] for run in raw_runs("real_jobs") if run["scenario"] == "pretrain_cost")
+    figures, amd = summary_of("real_jobs"), summary_of("real_jobs_amd")
+    text, readme = (" ".join(text_of(name).split()) for name in ("docs/benchmarks.md", "README.md"))
+    shown = _percent_of(figures, "pretrain_slowdown")
+    for document in (text, readme):
+        assert f"The Transformer pays {shown}" in document
+    (pairs_ms,) = (run["pairs_ms"] for run in raw_runs("hooks_overhead") if run["scenario"] == "real_two_ranks")
+    hooks, (low, high) = ratio_with_ci95(pairs_ms)
+    for document in (text, readme):
+        assert "hooks come on top" in document and _signs(f"{hooks:+.1%} ({low:+.1%} to {high:+.1%})") in document
+    for job, whose in (("pretrain", "of the Transformer"), ("denoise", "of the convolutions")):
+        assert f"{figures[f'{job}_slowdown_rounds']} rounds {whose}" in text
+    transformer, convolutions = (_percent_of(amd, f"{job}_stopped") for job in ("pretrain", "denoise"))
+    assert f"cost the Transformer {transformer} and the convolutions {convolutions}" in text
+    assert f"it cost the Transformer {transformer}" in readme
+    assert f"work cost the Transformer {_percent_of(amd, 'pretrain_work')} more" in text
+    yields = [f"{amd[f'{job}_yield']:.0%}" for job in ("pretrain", "denoise")]
+    assert f"yielded {yields[0]} and {yields[1]}" in text
+    (steps_ms,) = (run["steps_ms"] for run in raw_runs("real_jobs_amd") if run["scenario"] == "pretrain_cost")
     ms = {(mode, at, round_): each for round_, mode, at, each in steps_ms}
     rounds = {round_ for _, _, round_ in ms}
     grows = [median(ms[PREEMPTIVE, at, of] / ms[PLACEBO, at, of] - 1 for of in rounds) for at in range(5)]

@@ -16,6 +16,7 @@ from benchmarks.published_figures import (
     raw_runs,
     real_job_baselines,
     real_job_parts,
+    real_job_waterfalls,
     real_jobs_table,
     short_table,
     twins_table,
@@ -25,15 +26,15 @@ from benchmarks.utilization import figures as utilization
 
 
 def test_the_documents_have_the_tables_of_these_runs() -> None:
-    real, placebos = real_jobs_table(raw_runs("real_jobs")), real_job_parts(raw_runs("real_jobs_placebos"))
+    real = real_jobs_table(raw_runs("real_jobs"))
     ghosts = utilization.summary(raw_runs(bubble_utilization.NAME))
     tables = {
         "README.md": [real, utilization.short_table(ghosts), short_table()],
         "docs/benchmarks.md": [
             real,
-            placebos,
-            real_job_parts(raw_runs("real_jobs_intel")),
-            real_job_baselines(raw_runs("real_jobs_intel")),
+            real_job_parts(raw_runs("real_jobs")),
+            real_job_baselines(raw_runs("real_jobs")),
+            real_job_waterfalls(raw_runs("real_jobs")),
             utilization.table(ghosts),
             other_table(),
             twins_table(),
@@ -51,9 +52,9 @@ def test_the_command_prints_the_tables(capsys: pytest.CaptureFixture[str]) -> No
     ghosts = utilization.summary(raw_runs(bubble_utilization.NAME))
     parts = [
         real_jobs_table(raw_runs("real_jobs")),
-        real_job_parts(raw_runs("real_jobs_placebos")),
-        real_job_parts(raw_runs("real_jobs_intel")),
-        real_job_baselines(raw_runs("real_jobs_intel")),
+        real_job_parts(raw_runs("real_jobs")),
+        real_job_baselines(raw_runs("real_jobs")),
+        real_job_waterfalls(raw_runs("real_jobs")),
         short_table(),
         utilization.short_table(ghosts),
         utilization.table(ghosts),
