@@ -45,14 +45,14 @@ time.sleep(600)
 
 BOMB = """
 import os, time
-most = len(os.listdir("/proc")) + 250
+most = len(os.listdir("/proc")) + 150
 print("x", flush=True)
 while True:
     try:
         if len(os.listdir("/proc")) < most:
             if os.fork() == 0 and os.fork() == 0:
                 os.setsid()
-        time.sleep(0.001)
+        time.sleep(0.02)
     except OSError:
         pass
 """
